@@ -126,8 +126,7 @@ class Diagnoser:
             measured = diagnose(
                 metrics, facts, request.problem_values, lineage, own=own, counters=counters_of(raw)
             )
-        if request.by_words:
-            measured = replace(measured, signals=_of_words(measured.signals, request.by_words))
+        measured = _of_words(measured, request.by_words)
         lines = hot_lines(request.lines, request.line_unit, request.draft) if request.lines else ()
         for finding in _with_lines(measured, lines):
             findings.setdefault(finding.id, finding)
@@ -194,16 +193,15 @@ class Diagnoser:
         return self._indexes[key]
 
 
-def _of_words(
-    findings: Sequence[SignalFinding], names: Collection[str]
-) -> tuple[SignalFinding, ...]:
-    """The findings, with a confidence of B at most where their metrics are named in words."""
-    return tuple(
+def _of_words(measured: Verdict, names: Collection[str]) -> Verdict:
+    """The verdict, with a confidence of B at most where the metrics are named in words."""
+    signals = tuple(
         replace(finding, confidence=max(finding.confidence, "B"))
         if any(evidence.get("raw") in names for evidence in finding.evidence)
         else finding
-        for finding in findings
+        for finding in measured.signals
     )
+    return replace(measured, signals=signals) if names else measured
 
 
 # -- from the log

@@ -31,8 +31,9 @@ from retrieval.diagnose.rules import rules_of
 from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 from retrieval.profiles.counters import counters, growths, rates, sweep
+from retrieval.profiles.lexicon import labels
 from retrieval.profiles.profile import Advised, Metric, Profile, time_shares
-from retrieval.profiles.quantities import labels, quantities
+from retrieval.profiles.quantities import quantities
 from retrieval.profiles.reader import read_profile
 from retrieval.profiles.tables import NO_UNIT
 from retrieval.request import RetrieveRequest
@@ -177,7 +178,7 @@ def _known(metrics: Mapping[str, Metric], own: Collection[str]) -> dict[str, Met
 
 
 # Profiles whose counters are listed by name, so that any layout of them can be read.
-_LISTED = ("perf", "counters", "table", "nvprof", "ggml")
+_LISTED = ("perf", "counters", "table", "nvprof", "ggml", "pcm")
 
 
 def _read(text: str, own: Collection[str]) -> Profile:

@@ -1,7 +1,7 @@
 """Counters by name from the quantities of a text, and sweeps over sizes.
 
-Does not know which counters mean what: it yields every name that a number may have, and the registry
-of metrics keeps those that it knows.
+Does not know which counters mean what: it yields every name that a number may have, and the
+registry of metrics keeps those that it knows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from retrieval.profiles.lexicon import MARKS, label_of
 from retrieval.profiles.lines import stall_name
-from retrieval.profiles.quantities import MAX_NAME, PREFIXES, Quantity, label_of, quantities
+from retrieval.profiles.quantities import MAX_NAME, PREFIXES, Quantity, quantities
 
 
 def counters(text: str, columns: bool = True, rows: bool = False) -> dict[str, str]:
@@ -19,7 +20,8 @@ def counters(text: str, columns: bool = True, rows: bool = False) -> dict[str, s
     also those of tables with a row for each case, of the row with the largest numbers; with `rows`
     these alone."""
     found: dict[str, str] = {}
-    for quantity in _leading(quantities(text), columns):
+    numbers = quantities(text)
+    for quantity in _leading(numbers, columns):
         if rows and not quantity.row:
             continue
         for name in quantity.names:
@@ -27,7 +29,7 @@ def counters(text: str, columns: bool = True, rows: bool = False) -> dict[str, s
                 bare = form == name or quantity.unit == "%" or not quantity.words
                 found.setdefault(form, quantity.text if bare else f"{quantity.number:.15g}")
             found.update({k: v for k, v in meaning(name, quantity).items() if k not in found})
-    return {**found, **_imbalance(text)}
+    return {**found, **_imbalance(numbers)}
 
 
 def _leading(found: Sequence[Quantity], columns: bool) -> Iterator[Quantity]:
@@ -36,27 +38,33 @@ def _leading(found: Sequence[Quantity], columns: bool) -> Iterator[Quantity]:
     for quantity in found:
         if quantity.row:
             sizes[quantity.line] = sizes.get(quantity.line, 0.0) + abs(quantity.number)
-    largest = max(sizes, key=sizes.__getitem__, default=-1)
+    totals = (q.line for q in found if _TOTAL.match(q.row))
+    largest = next(totals, max(sizes, key=sizes.__getitem__, default=-1))
     for quantity in sorted(found, key=lambda q: (q.line, q.column)):
         if not quantity.row or (columns and quantity.line == largest):
             yield quantity
 
 
+_TOTAL = re.compile(r"(?:total|sum|all)\b", re.IGNORECASE)  # a row of all others
+
+
 def meaning(name: str, quantity: Quantity) -> dict[str, str]:
     """The metric of a share by the words of its name; empty for another."""
-    part = name.lower().endswith("ratio") and 0 <= quantity.number <= 1 and not quantity.unit
+    part = 0 <= quantity.number <= 1 and not quantity.unit
+    of_one = part and not name.lower().endswith("ratio")
     if quantity.unit != "%" and not part:
         return {}
     value = 100 * quantity.number if part else quantity.number
-    words = name.strip("*_`-\u2022 :")
-    if reason := stall_name(
-        re.sub(r"(?i)^(?:warp )?stalls? ?[(:]* ?", "stall_", words).rstrip(")")
-    ):
+    reason = None if of_one else stall_name(_STALL.sub("stall_", name.strip(MARKS)).rstrip(")"))
+    if reason:
         return {f"smsp__warp_issue_stalled_{reason}_per_warp_active.pct": f"{value:g} %"}
-    label = label_of(name, "%")
-    if label is None:
+    label = label_of(name, "share" if of_one else "%")
+    if label is None or (of_one and label.unit != "share"):
         return {}
     return {label.metric: f"{100 - value if label.complement else value:g} %"}
+
+
+_STALL = re.compile(r"^(?:warp )?stalls? ?[(:]* ?", re.IGNORECASE)
 
 
 def growths(text: str) -> dict[str, float]:
@@ -83,22 +91,24 @@ def rates(text: str) -> dict[str, float]:
     return found
 
 
-# A time of each thread with the columns sum, minimum, maximum and average.
-_OF_THREADS = re.compile(
-    r"^\W{0,60}(?:Runtime unhalted \[s\]|Busy time|CPU time)[^|\n]{0,30}\|(?P<cells>[\d.| eE+]+)$",
-    re.MULTILINE,
-)
+def _imbalance(found: Sequence[Quantity]) -> dict[str, str]:
+    """How much longer than the mean the busiest thread or rank works, by the row with most time."""
+    rows: dict[int, dict[str, float]] = {}
+    for quantity in found:
+        name = " ".join((*quantity.names[:1], quantity.head, quantity.row))
+        kind = _STATISTIC.search(quantity.head or name)
+        if kind and _OF_THREADS.search(name) and _WORKED.search(name):
+            rows.setdefault(quantity.line, {}).setdefault(kind[0].lower(), quantity.number)
+    of_all = [row for row in rows.values() if row.get("max") and row.get("avg")]
+    if not of_all:
+        return {}
+    busiest = max(of_all, key=lambda row: row["avg"])
+    return {"thread_imbalance_pct": f"{100 * (1 - busiest['avg'] / busiest['max']):.1f}"}
 
 
-def _imbalance(text: str) -> dict[str, str]:
-    """How much longer than the mean the busiest thread works, in a table with these columns."""
-    row = _OF_THREADS.search(text)
-    if row is None or not re.search(r"\| *Sum *\| *Min *\| *Max *\| *Avg", text):
-        return {}
-    numbers = [float(cell) for cell in row["cells"].split("|") if cell.strip()]
-    if len(numbers) < 4 or not numbers[2]:
-        return {}
-    return {"thread_imbalance_pct": f"{100 * (1 - numbers[3] / numbers[2]):.1f}"}
+_STATISTIC = re.compile(r"\b(?:max|avg)\b", re.IGNORECASE)
+_OF_THREADS = re.compile(r"\bSTAT\b|/ ?(?:rank|thread|proc)|per (?:rank|thread|process)|threads?\b")
+_WORKED = re.compile(r"unhalted|busy time|cpu time|\btime\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from retrieval.profiles.lexicon import pattern_of
 from retrieval.profiles.profile import Kernel, Metric, Profile, time_shares, total_times
 
 MOSTLY_COPIES = 80.0  # per cent of the time from which on copies lead, not a kernel
@@ -19,16 +20,7 @@ OF_OPERATORS = "torch_profiler"  # whose operators and kernels also copy on the 
 MANY = 3  # names in a sentence
 LITTLE = 30.0  # per cent of the time below which the rows are a part of a table
 
-_HOST = re.compile(
-    r"^(?:__)?(?:cuda|cu|hip|ze|zes|cl|vk|hsa|hsa_|rsmi_|nvrtc|hiprtc|cublas|nvtx)(?:[A-Z_]\w*)"
-    r"(?:<[^>]*>)?(?:\([^)]*\))?$"
-    r"|^(?:sem_\w+|p?poll|p?select|epoll_\w+|futex|nanosleep|usleep|sleep|waitpid|pthread_\w+|fflush"
-    r"|f?open(?:64)?|f?close|p?read(?:64)?|p?write(?:64)?|ioctl|mmap(?:64)?|munmap|socket|bind"
-    r"|connect|accept4?|recv\w*|send\w*|sched_yield|fopen|fclose|fread|fwrite|fputs|getline)$"
-    r"|^(?:ProfilerStep|Optimizer\.|autograd::engine|enumerate\(DataLoader|Activity Buffer"
-    r"|Command Buffer|Runtime Triggered|Lazy Function|Unrecognized|\[memory\]|## )"
-    r"|\.py(?:[:()]|$)|<built-in|^\{(?:built-in )?method "
-)
+_HOST = pattern_of("host_functions")
 # Functions whose names tables cut ("cuLaunchK ..."), behind the prefix of their interface.
 _CUT = re.compile(r"(?P<prefix>cuda|cu|hip|ze|cl|vk)(?P<stem>[A-Z]\w*)\s?(?:\u22ef|\u2026|\.{2,3})")
 _WHOLE = (
@@ -38,52 +30,18 @@ _WHOLE = (
     *("CommandQueueExecuteCommandLists", "CommandListAppendMemoryCopy", "EnqueueReadBuffer"),
     *("CommandListAppendLaunchKernel", "EventHostSynchronize", "ModuleLaunchKernel"),
 )
-_COPY = re.compile(
-    r"mem_?(?:cpy|set|move)|memory ?(?:copy|fill)|(?:host|device)_?-?to-?_?(?:device|host)"
-    r"|\b[hd]-?[2>]-?>?[hd](?:\b|copy)|[HD]to[HD]\b|enqueue(?:read|write|copy|fill)|copy_?buffer|appendmemory"
-    r"|^copy.{0,12}\bH->D|CopyNode",
-    re.IGNORECASE,
-)
-MOVES = re.compile(
-    r"copy|memcpy|contiguous|aten::_?to\b|_to_copy|direct_copy|cat\b|CatArray|transpose_",
-    re.IGNORECASE,
-)
-_ACROSS = re.compile(
-    r"(?:host|\bh).{0,3}(?:to|2|>).{0,3}(?:device|d\b)|(?:device|\bd).{0,3}(?:to|2|>).{0,3}(?:host|h\b)"
-    r"|HtoD|DtoH|M2D|D2M|\((?:MD|DM)\)|kind [12]\b|enqueue(?:read|write)",
-    re.IGNORECASE,
-)
-_COMMAND = re.compile(r"^zeCommandListAppend|^zeMemory(?:Copy|Fill)|^clEnqueue(?!ND)|^vkCmd")
+_COPY = pattern_of("copies")
+MOVES = pattern_of("moving_operators")
+_ACROSS = pattern_of("transfers")
+_COMMAND = pattern_of("commands")
 _MOVED = re.compile(f"{_COPY.pattern}|{MOVES.pattern}", re.IGNORECASE)
-_BARRIER = re.compile(r"barrier|wait_?(?:on|for)?_?event|fence|semaphore", re.IGNORECASE)
-_WAIT = re.compile(
-    r"synchroni[sz]e|(?:stream|event)_?(?:query|wait)|wait|fence|\bpoll|select|futex|sleep|Finish"
-    r"|sched_yield|epoll",
-    re.IGNORECASE,
-)
-# Functions in which threads of a sampled program wait; run times of OpenMP spin in theirs.
-WAITS = re.compile(
-    r"barrier|futex|spin_?(?:lock|wait)|mutex|sched_yield|__schedule$|_wait\b|wait_\w*|pthread_cond"
-    r"|cpu_relax|__kmp_|gomp_team",
-    re.IGNORECASE,
-)
-RUNTIMES = re.compile(r"lib[gi]?i?omp\d*\.|vcomp|libtbb")
-_LAUNCH = re.compile(
-    r"launch(?:cooperative)?(?:kernel|host)?|executecommandlists|enqueuendrange|queuesubmit",
-    re.IGNORECASE,
-)
-_BUILD = re.compile(
-    r"(?:module|program|pipelines?)_?(?:create|build|load|unload|compile|link)|createc?\w*pipelines?"
-    r"|clBuild|clCompile|clLink|rtcCompile|jit_?compil|\bcompil|(?:un)?register(?:fat|func|var)"
-    r"|(?:ctx|context|commandqueue|commandlist)_?(?:create|destroy|detach)|device_?reset"
-    r"|\b(?:cu|hip|ze|hsa_)_?init|librar(?:y|ies)_?load",
-    re.IGNORECASE,
-)
-_ALLOCATE = re.compile(
-    r"mem_?(?:alloc|free|create|pool|address)|malloc|(?:cuda|hip)Free|(?:cuda|hip)HostAlloc"
-    r"|makememoryresident|createbuffer|(?<![a-z])(?:de|re)?alloc(?:at\w{1,4})?(?![a-z])",
-    re.IGNORECASE,
-)
+_BARRIER = pattern_of("barriers")
+_WAIT = pattern_of("host_waits")
+WAITS = pattern_of("sampled_waits")
+RUNTIMES = pattern_of("openmp_libraries")
+_LAUNCH = pattern_of("launches")
+_BUILD = pattern_of("builds")
+_ALLOCATE = pattern_of("allocations")
 # In this order; each function belongs to the first that matches.
 _OF_HOST = (
     ("copy_api_pct", "copies", _COPY),
@@ -92,24 +50,9 @@ _OF_HOST = (
     ("launch_api_pct", "launches", _LAUNCH),
     ("wait_api_pct", "waits of the host", _WAIT),
 )
-_ELEMENTWISE = re.compile(
-    r"elementwise|elemwise|triton_poi_|pointwise|(?<![a-z])(?:saxpy|axpy|FillFunctor|EigenMetaKernel)"
-    r"|^(?:aten::|gpu::|fused_)?(?:add|sub|mul|div|copy|cont|cpy|dup|scale|relu|gelu|silu|sigmoid|tanh"
-    r"|where|exp|cast|concat|im2col\w*|glu|fill|neg|unary\w*|binaryop\w*|biasadd|bias_add)(?:_3d|_)?$"
-    r"|BinaryOp|(?:^|\W)(?:copy|add|scale|triad|mult?|init|set|dot)_?(?:kernel)?$",
-    re.IGNORECASE,
-)
-_PRODUCT = re.compile(
-    r"gemm|mat_?mul|dot_general|cublas|conv(?:olution|olve|_?[123]d|_v\d)|fullyconnected|inner_?product|fused_nn_dense|xmma|cutlass|mma_|Cijk_|asmconv"
-    r"|scudnn|winograd|(?<![a-z])(?:mm|bmm|addmm|cmma\w*|linear|dense|conv)(?![a-z])",
-    re.IGNORECASE,
-)
-# A product with a vector reads each weight once for each result.
-_OF_VECTOR = re.compile(
-    r"gemv|mat_?vec|mul_mat_vec|mul_mat_id_vec|mmvq|mmvf|mul_mat\w*.*\bn=[1-4]\b"
-    r"|^eval$|dequantize_mul_mat|decode|qgemv|_m1_|\bspmv",
-    re.IGNORECASE,
-)
+_ELEMENTWISE = pattern_of("elementwise")
+_PRODUCT = pattern_of("products")
+_OF_VECTOR = pattern_of("vector_products")
 _GROUPS = (
     ("products_pct", _PRODUCT),
     ("elementwise_pct", _ELEMENTWISE),

@@ -1,22 +1,19 @@
-"""Named quantities in a text of any layout: tables with bars, commas, tabs or aligned columns, lines
-of keys and values, lists in brackets, sentences.
+"""Named quantities in a text of any layout: tables with bars, commas, tabs or aligned columns,
+lines of keys and values, lists in brackets, sentences.
 
 Each number has the names that it may have, the most likely first, its unit and its row. The names
-are of the text: `data/labels.toml` has the words of the field for what the rules know, and the
-registry of metrics the names of counters.
+are of the text: `lexicon` has the words of the field for what the rules know, and the registry of
+metrics the names of counters.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
-from retrieval.profiles.lines import stall_name
+from retrieval.profiles.lexicon import MARKS
 from retrieval.profiles.profile import without_deviations, without_prefix
 
 MAX_LINE = 2_000
@@ -43,7 +40,6 @@ _PARTS = re.compile(
 # In the text of perf: its locale has a decimal comma, also where three digits follow it.
 _DECIMAL_COMMA = re.compile(r"\d,\d\d\s?%|\d,\d{4,} .{0,40}seconds time elapsed")
 _LEVEL = re.compile(r"(?:Idle|Low|Mid|High|Max) \((\d{1,2})\)")
-_MARKS = '*_`~" \t\u2937\u21b3\u2514\u251c\u2500'
 _RULE = re.compile(r"[\s|:+=\u2500\u2550-]*-[\s|:+=\u2500\u2550-]*")
 _NUMBERED = re.compile(r"\d+(?:\.\d+)+")
 _WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
@@ -62,7 +58,7 @@ _ENDED = re.compile(r"[,;()|]|\.\s|\s{2,}|\b(?:and|but|against|while|with|at|wer
 class Quantity:
     """A number with the names that it may have, its unit as written, the row of its table, the
     line (from 0), and the place in the line where its name begins. `column` counts the values of
-    one name; `words` marks a number in a sentence."""
+    one name, `head` is above it; `words` marks a number in a sentence."""
 
     names: tuple[str, ...]
     number: float
@@ -71,6 +67,7 @@ class Quantity:
     line: int = 0
     start: int = 0
     column: int = 0
+    head: str = ""
     whole: float = 0.0
     words: bool = False
 
@@ -136,13 +133,13 @@ def cells_of(line: str) -> list[str]:
         cells = next(csv.reader([line.strip()], skipinitialspace=True), [])
     else:
         cells = [line]
-    return [cell.strip(_MARKS).removeprefix("- ") for cell in cells]
+    return [cell.strip(MARKS).removeprefix("- ") for cell in cells]
 
 
 _VALUES = re.compile(
-    r"(?:metric )?values?|avg|average|mean|min(?:imum)?|max(?:imum)?|sum|std ?dev|median|before|after"
-    r"|(?:core|hwthread|cpu|thread|run|socket) \d+|(?:metric )?units?|peak|(?:pct|%) of peak|reading"
-    r"|baseline|ours|result|this|old|new|counter|event|\d+",
+    r"(?:metric )?values?|avg|average|mean|min(?:imum)?|max(?:imum)?|sum|std ?dev|median|before"
+    r"|(?:core|hwthread|cpu|thread|run|socket) \d+|(?:metric )?units?|peak|(?:pct|%) of peak|after"
+    r"|reading|baseline|ours|result|this|old|new|counter|event|\d+",
     re.IGNORECASE,
 )
 _METRIC = re.compile(r"(?:metric|counter|event)s?(?: name)?|quantity|property", re.IGNORECASE)
@@ -154,32 +151,41 @@ def _of_tables(lines: Sequence[str]) -> tuple[list[Quantity], set[int]]:
     used: set[int] = set()
     heads: list[str] = []
     for place, line in enumerate(lines):
-        if _RULE.fullmatch(line):
-            continue
         cells = cells_of(line)
         aligned = len(cells) < 2
         if aligned:
             cells = re.split(r"\s{2,}", line.strip())
-        if len(cells) < 2 + aligned:
-            heads = heads if line.strip() else []
-            continue
-        if all(_HEAD.fullmatch(cell) or not cell for cell in cells):
+        if len(cells) < 2 + aligned or _RULE.fullmatch(line):
+            heads = [] if len(line.split()) > MOST_WORDS else heads
+        elif all(_HEAD.fullmatch(cell) or not cell for cell in cells):
             heads = cells
-            continue
-        above = heads if len(heads) == len(cells) else []
-        if _NUMBERED.fullmatch(cells[0]) and len(cells) > 2:
-            cells, above = cells[1:], above[1:]
-        values = [_value(cell) for cell in cells]
-        if not any(values):
-            continue
-        named = any(_METRIC.fullmatch(head) for head in above[:2])
-        if above and not named and not all(map(_VALUES.fullmatch, above[1:])):
-            found += _of_case(above, cells, values, place)
-            used.add(place)
-        elif not aligned and line.count(",") < 2 and cells[0] and values[0] is None:
-            found += _of_metric(above, cells, values, place)
-            used.add(place)
+        else:
+            barred = not aligned and line.count(",") < 2
+            rows = [*_of_row(heads, cells, place, aligned, barred)]
+            found += rows
+            used |= {row.line for row in rows}
     return found, used
+
+
+MOST_WORDS = 6  # of a line that may stand between the head and the rows of a table
+
+
+def _of_row(
+    heads: Sequence[str], cells: Sequence[str], place: int, aligned: bool, barred: bool
+) -> Iterator[Quantity]:
+    """The quantities of a row: one for each head, or those of the name in its first cell."""
+    surplus = len(cells) - len(heads)
+    if aligned and len(heads) > 3 and 0 < surplus < 3:  # blanks in the name of the row
+        cells = [" ".join(cells[: surplus + 1]), *cells[surplus + 1 :]]
+    above = heads if len(heads) == len(cells) else []
+    if _NUMBERED.fullmatch(cells[0]) and len(cells) > 2:
+        cells, above = cells[1:], above[1:]
+    values = [_value(cell) for cell in cells]
+    named = any(_METRIC.fullmatch(head) for head in above[:2])
+    if above and not named and not all(map(_VALUES.fullmatch, above[1:])):
+        yield from _of_case(above, cells, values, place)
+    elif barred and cells[0] and values[0] is None:
+        yield from _of_metric(above, cells, values, place)
 
 
 def _of_case(
@@ -189,7 +195,7 @@ def _of_case(
     row = next((c for c, v in zip(cells, values, strict=True) if v is None and c), "")
     for head, value in zip(heads, values, strict=True):
         if value is not None:
-            yield _quantity(value, (head,), row=row, line=place)
+            yield _quantity(value, (head,), row=row, line=place, head=head)
 
 
 def _of_metric(
@@ -205,7 +211,8 @@ def _of_metric(
     for column, index in enumerate(dict.fromkeys(order)):
         if (value := values[index]) is not None:
             unit = cells[units] if units and re.fullmatch(_UNIT, cells[units]) else ""
-            yield _quantity(value, names, unit, line=place, column=column)
+            head = heads[index] if index < len(heads) else ""
+            yield _quantity(value, names, unit, line=place, column=column, head=head)
 
 
 def _value(cell: str) -> re.Match[str] | None:
@@ -295,7 +302,7 @@ def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
     if keyed and re.search("[A-Za-z]", keyed["key"]):
         front = before.strip(" \t=:(*")
         parts = [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", front) if part]
-        return [keyed["key"].strip(_MARKS), *reversed(parts), front], False
+        return [keyed["key"].strip(MARKS), *reversed(parts), front], False
     following = _LEADING.sub("", after)
     behind = _ENDED.split(following, maxsplit=1)[0].strip(" .:=-")
     # "768 threads", "36 bytes spill stores"
@@ -311,45 +318,3 @@ def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
         named += [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", ahead)[::-1] if part]
     clause = re.split(r"[,;()|]|\.\s", following, maxsplit=1)[0].strip()
     return [*named, whole, clause], True
-
-
-# -- what names mean
-
-
-@dataclass(frozen=True)
-class QuantityLabel:
-    """Words for a metric. `unit` restricts it to numbers in percent, or of one of the classes of
-    units; `complement` marks a share of what is left."""
-
-    metric: str
-    words: re.Pattern[str]
-    unit: str
-    complement: bool
-
-
-@lru_cache(maxsize=1)
-def labels() -> tuple[QuantityLabel, ...]:
-    """The words of the field, in the order of the file."""
-    path = Path(__file__).parents[1] / "data" / "labels.toml"
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["labels"]
-    return tuple(
-        QuantityLabel(
-            row["metric"],
-            re.compile("|".join(f"(?:{words})" for words in row["words"]), re.IGNORECASE),
-            row.get("unit", ""),
-            row.get("complement", False),
-        )
-        for row in rows
-    )
-
-
-def label_of(name: str, kind: str = "") -> QuantityLabel | None:
-    """The label whose words begin a name; of those with a unit only one of this kind."""
-    bare = (re.sub(r"\s*[\[(][^\])]*[\])]", "", name) or name).strip(_MARKS + ".;\u2022:-")
-    return next((x for x in labels() if x.words.match(bare) and x.unit in ("", kind)), None)
-
-
-def metric_of(name: str) -> str:
-    """The metric of a column or a row in per cent, by its name in words; empty for another."""
-    found = label_of(name, "%")
-    return found.metric if found and not found.complement else ""

@@ -8,10 +8,12 @@ spills. Other messages of a compiler make a text a log, which is not read here.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from retrieval.profiles.lexicon import label_of
 from retrieval.profiles.profile import Metric, Profile
-from retrieval.profiles.quantities import Quantity, label_of, quantities
+from retrieval.profiles.quantities import Quantity, quantities
 
 KIND = "resources"
 LEAST_PART = 0.5  # of the lines that state resources or quote source
@@ -141,34 +143,35 @@ def read(text: str) -> Profile | None:
     )
 
 
+@dataclass
+class _Line:
+    """What a line states: resources, the row of its table, the case that is named before them."""
+
+    stated: dict[str, float] = field(default_factory=dict)
+    row: str = ""
+    case: str = ""
+
+
 def _usages(text: str) -> list[_Usage]:
     """The resources of each kernel: of the rows of a table, of a listing with a line for each case,
     or of the lines below a kernel's name."""
     lines = text.splitlines()
-    stated: dict[int, dict[str, float]] = {}
-    cases: dict[int, str] = {}
-    rows: dict[int, str] = {}
+    numbers: dict[int, _Line] = {}
     for quantity in quantities(text):
         metric, value, name = _resource(quantity)
-        if not metric:
-            continue
-        if quantity.row:
-            rows[quantity.line] = quantity.row
-        elif quantity.line not in stated:
-            line = lines[quantity.line]
-            cases[quantity.line] = line[: max(line.find(name), 0)].strip(" \t:-|,=")
-        stated.setdefault(quantity.line, {}).setdefault(metric, value)
-    table = [
-        _Usage(row, stated[place])
-        for place, row in rows.items()
-        if len(_TELLING & {*stated[place]}) > 1
-    ]
-    if table:
-        return table
-    if _FAILED.search(text):
-        return []
+        if metric:
+            case = lines[quantity.line].partition(name)[0].strip(" \t:-|,=")
+            line = numbers.setdefault(quantity.line, _Line({}, quantity.row, case))
+            line.stated.setdefault(metric, value)
+    rows = [line for line in numbers.values() if line.row and len(_TELLING & {*line.stated}) > 1]
+    if rows:
+        return [_Usage(line.row, line.stated) for line in rows]
+    return [] if _FAILED.search(text) else _of_lines(text, lines, numbers)
+
+
+def _of_lines(text: str, lines: Sequence[str], numbers: Mapping[int, _Line]) -> list[_Usage]:
     usages, stating = [_Usage("")], 0
-    listing = sum({*found} >= {*_WEIGHED} for found in stated.values())
+    listing = sum({*line.stated} >= {*_WEIGHED} for line in numbers.values())
     for place, line in enumerate(lines):
         if _ENTRY.match(line):
             usages.append(_Usage(""))
@@ -178,12 +181,11 @@ def _usages(text: str) -> list[_Usage]:
                 usages[-1].kernel = name
             elif name != usages[-1].kernel:
                 usages.append(_Usage(name))
-        numbers = stated.get(place, {})
-        if found is None and {*numbers} >= {*_WEIGHED} and (cases[place] or listing > 1):
-            usages.append(_Usage(cases[place]))
-        stating += bool(line.strip() and (numbers or found or _BESIDE.search(line)))
-        for metric, value in numbers.items():
-            usages[-1].stated.setdefault(metric, value)
+        known = numbers.get(place, _Line())
+        if found is None and {*known.stated} >= {*_WEIGHED} and (known.case or listing > 1):
+            usages.append(_Usage(known.case))
+        stating += bool(known.stated or found or (line.strip() and _BESIDE.search(line)))
+        usages[-1].stated = {**known.stated, **usages[-1].stated}
     if re.search(r"^Work registers:|spills:fills", text, re.MULTILINE):
         return usages  # of a compiler that prints other statistics beside
     written = sum(1 for line in lines if line.strip())

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from retrieval.profiles.counters import rates
+from retrieval.profiles.lexicon import metric_of, pattern_of
 from retrieval.profiles.lines import LineRow, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
-from retrieval.profiles.quantities import metric_of, quantities
 from retrieval.profiles.program import (
     OF_OPERATORS,
     WAITS,
@@ -30,6 +30,7 @@ from retrieval.profiles.program import (
     of_program,
     totals_of,
 )
+from retrieval.profiles.quantities import quantities
 
 KIND = "table"
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6, "m": 6e7}
@@ -54,41 +55,16 @@ _TOOLS = (
     ("ggml", re.compile(r"^\w* ?Timings:$|ggml_|llama_p|test-backend-ops|us/run", re.MULTILINE)),
 )
 
-_NAME = re.compile(
-    r"(?:[a-z]+[ _]){0,2}(?:names?|functions?|kernels?|operators?|operations?|ops?|op type|symbols?"
-    r"|modules?|regions?|ranges?|routines?|events?|methods?|shaders?|layers?|apis?|scopes?|tasks?"
-    r"|op code|nodes?|activity|stage|pass|labels?|primitive|description|dispatch|command|node type"
-    r"|filename:lineno\(function\)|function \(filename\)|\[node[ \n]type\]|\[name\]|type)"
-    r"|hlo op name|test|case|benchmark|input_shape",
-    re.IGNORECASE,
-)
+_NAME = pattern_of("name_heads")
 _EXACT = frozenset(("name", "kernel", "kernel name", "function", "symbol"))
-_COUNT = re.compile(
-    r"\[?(?:num(?:ber)?[ _.]?(?:of[ _])?|#[ _]?(?:of[ _])?|n[ _]?)?"
-    r"(?:calls?|counts?|instances?|invocations?|launches|occurrences|hits|runs|times called"
-    r"|computed|operations)(?:/step)?\]?",
-    re.IGNORECASE,
-)
-_TIME = re.compile(r"time|duration|total|sum|self|elapsed|latency|device|cuda|gpu|xpu|/step", re.I)
+_COUNT = pattern_of("count_heads")
+_TIME = pattern_of("time_heads")
 _SHARE = re.compile(r"%|\bpct\b|percent|share|fraction|\bratio\b", re.IGNORECASE)
-# The other words of a column of shares of the time.
-_OF_TIME = re.compile(
-    r"(?:\W|_|\b(?:time|total|tot|self|own|cpu|gpu|cuda|xpu|hip|npu|device|host|kernels?|cost|age|all"
-    r"|avg|sum|of|the|in|run|program|wall|duration|overhead|clock|cycles|samples|inclusive|exclusive"
-    r"|incl|excl|accelerator|latency|i|e)(?=\W|_|$))*",
-    re.IGNORECASE,
-)
-# Time of the device between two rows.
-_GAP = re.compile(r"\bop[ -_]to[ -_]op\b|wait time|\bgap\b|idle time", re.IGNORECASE)
+_OF_TIME = pattern_of("time_share_rests")
+_GAP = pattern_of("gap_heads")
 _MEAN = re.compile(r"avg|average|mean|median", re.IGNORECASE)
-_OF_ONE = re.compile(
-    r"avg|average|mean|min|max|med|std|dev\b|per[ _]call|/call|first|last|distribution|start|end\b"
-    r"|mem|byte|cumulative|cdf|device$|aic |aiv ",
-    re.I,
-)
-_STATISTIC = re.compile(
-    r"time|duration|total|sum\b|self|avg|average|mean|min|max|med|std|first|last|start|end\b", re.I
-)
+_OF_ONE = pattern_of("single_time_heads")
+_STATISTIC = pattern_of("statistic_heads")
 _OF_HOST = re.compile(r"\bcpu\b|\bhost\b", re.IGNORECASE)
 _UNIT = re.compile(
     r"[(\[/, _]\s?(?P<unit>ns|us|[µμ]s|ms|s|nsec|usec|msec|sec|secs|seconds)\s?[)\]]?$"
@@ -101,11 +77,7 @@ _RULE = re.compile(r"[\s|+:=╒╤╕╞╪╡├┼┤└┴┘┌┬┐╘╧�
 _BARS = re.compile("[│┃|]")
 _DRAWN = " ├└─│↳"  # of trees, before names
 _WITH_UNIT = re.compile(r"[A-Za-z]\((?:[nuµm]?s|[KMGT]B(?:/s)?|%)\)(?:\s|$)")
-_ALL = re.compile(
-    r"(?:grand )?totals?(?:[_ ]time)?\b|(?:busy|idle)[_ ]time$|sum$|all$|.*time total$|wall ?time|profiler ran"
-    r"|(?:host|device)-side activity|.*\btrace\)$",
-    re.IGNORECASE,
-)
+_ALL = pattern_of("total_rows")
 # The preferred column of times: of the device, of a row alone, of all calls.
 _RANKS = (
     re.compile(r"self (?:cuda|xpu|hip|device|gpu|npu)", re.IGNORECASE),
@@ -441,12 +413,7 @@ NO_DEVICE = (
     "the table has the host's times and no column of the device: record the device too"
     " (ProfilerActivity.CUDA) to see its kernels"
 )
-# Allocations and views without work.
-_IDLE = re.compile(
-    r"^aten::(?:empty\w*|as_strided|view|_?unsafe_view|reshape|resize_|t|expand|select|slice|detach\w*"
-    r"|transpose|unsqueeze|squeeze|permute|item|_local_scalar_dense|lift_fresh|result_type"
-    r"|resolve_conj|resolve_neg)$"
-)
+_IDLE = pattern_of("empty_operators")
 
 
 def _rows(text: str, loose: bool) -> Iterator[TableRow]:
@@ -771,12 +738,7 @@ _ITEM = re.compile(
     r"|[kKMGTP]?[Ff][Ll][Oo][Pp][Ss]?(?:/s|/run)?|[KMGkmg]?[hH][zZ]|M/sec|[Cc]ycles?)"
     r"|(?P<suffix>[A-Za-zµμ][A-Za-z/]*))(?![:=\w]))?(?=[\s()\[\],;:|│┃*/±]|$)"
 )
-# What may stand between the numbers of one row.
-_JOINT = re.compile(
-    r"(?:[\s()\[\],;:|│┃*=/±×-]|\+/-|‥|\b(?:x|in|of|runs?|calls?|tokens?|samples?|per|for|cost|average"
-    r"|mean|avg|min|max|median|total|took)\b(?!-)|\b[A-Za-z]+ ?[=:])*",
-    re.IGNORECASE,
-)
+_JOINT = pattern_of("joints")  # between the numbers of one row
 _CLOCK = re.compile(r"\b0:(\d\d):(\d\d\.\d+)")
 _SHARE_FIRST = re.compile(r"^\s*\[\s*([\d.]+ ?%)\] (\S+)(?=\s.*\btotal\b)")
 _BOTH = re.compile(
@@ -821,11 +783,7 @@ def _longest(line: str) -> list[re.Match[str]]:
     return max(runs, key=len)
 
 
-# Words of sentences, which names of kernels and operators lack.
-_PROSE = re.compile(
-    r"\b(?:the|is|are|was|were|I|my|we|our|it|its|because|after|before|than|this|that|these|should|but|so"
-    r"|takes|took|needs|reaches|what|why|how|if|when)\b"
-)
+_PROSE = pattern_of("prose")
 LEAST_PROSE = 2  # of these words in a line that is a sentence
 
 
@@ -837,10 +795,7 @@ def _is_prose(line: str, name: str) -> bool:
     )
 
 
-_SUMMARY = re.compile(
-    r"(?:(?:min|max|mean|median|avg|average|std ?dev|range|time|latency|gc|histogram|frequency|by|ms|us|ns|s|\W|\d|[\u03c3\u2026])(?:imum)?)+",
-    re.IGNORECASE,
-)
+_SUMMARY = pattern_of("statistic_rows")
 _LABELS = re.compile(
     r"^\w+:\s{2,}|(?:\s+\(?(?:total|time|avg|run|min|max|mean|realTime|id)\s*[=:]?)+$", re.I
 )

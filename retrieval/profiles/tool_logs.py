@@ -7,14 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from retrieval.profiles.profile import Metric, Profile, number
+from retrieval.profiles.profile import Metric, Profile
 
 PCM = "pcm"
 IMBALANCE = 4.0  # times the traffic of the other sockets from which on one socket has it all
 
-_CORE = re.compile(
-    r"^[ \t]*(?:Core \(SKT\)|Time elapsed|EXEC)\b.*\bIPC\b|^[ \t]*Core \(SKT\) \|", re.M
-)
 _SOCKET = re.compile(
     r"NODE\s+(?P<node>\d+) Mem(?:ory)?(?:\s*(?P<kind>Read|Write))?\s*\(MB/s\)\s*:"
     r"\s*(?P<rate>[\d.]+)",
@@ -23,55 +20,9 @@ _SOCKET = re.compile(
 
 
 def read(text: str) -> Profile | None:
-    """The profile of pcm; None for other texts."""
-    if _CORE.search(text) or _SOCKET.search(text):
-        return _pcm(text)
-    return None
-
-
-# -- pcm
-
-
-def _pcm(text: str) -> Profile | None:
-    metrics = {**_cores(text), **_traffic(text)}
-    if not metrics:
-        return None
-    return Profile(PCM, metrics=metrics, notes=_placement(text))
-
-
-def _cores(text: str) -> dict[str, Metric]:
-    """Instructions per cycle and misses from the line of the total, else of the first core."""
-    heads: Sequence[str] = ()
-    chosen: dict[str, float] = {}
-    for line in text.splitlines():
-        cells = [cell for cell in re.split(r"\s*\|\s*|\s{2,}", line.strip()) if cell]
-        if "IPC" in cells and len(cells) > 3:
-            heads = cells[cells.index("EXEC") :] if "EXEC" in cells else cells[cells.index("IPC") :]
-        elif heads and re.match(r"\s*(?:TOTAL|SKT|\d+)\s", line):
-            values = [number(w) for w in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?= ?[KMG]?\b)", line)]
-            found = [v for v in values if v is not None][-len(heads) :]
-            named = dict(zip(heads, _aligned(line, len(heads)) or found, strict=False))
-            if not chosen or line.lstrip().startswith("TOTAL"):
-                chosen = {k: v for k, v in named.items() if v is not None}
-    metrics: dict[str, Metric] = {}
-    if "IPC" in chosen:
-        metrics["ipc"] = chosen["IPC"]
-    if "L3HIT" in chosen and chosen["L3HIT"] <= 1:
-        metrics["llc_miss_pct"] = round(100 * (1 - chosen["L3HIT"]), 2)
-    if "L3MPI" in chosen and "IPC" in chosen:
-        metrics["llc_miss_bytes_per_cycle"] = round(64 * chosen["L3MPI"] * chosen["IPC"], 4)
-    return metrics
-
-
-def _aligned(line: str, count: int) -> list[float] | None:
-    """The numbers behind the label of a row; None unless there is one for each column."""
-    label = re.match(r"\s*(?:TOTAL\s+\*|SKT\s+\d+|\d+\s+\d+)\s+", line)
-    if label is None:
-        return None
-    cells = re.findall(
-        r"\d+(?:\.\d+)?|N/A", re.sub(r"(?<=\d) (?=[KMG]\b)", "", line[label.end() :])
-    )
-    return [number(cell) or 0.0 for cell in cells] if len(cells) >= count - 1 else None
+    """The bytes per second of the sockets, by pcm or pcm-memory; None for other texts."""
+    metrics = _traffic(text)
+    return Profile(PCM, metrics=metrics, notes=_placement(text)) if metrics else None
 
 
 def _traffic(text: str) -> dict[str, Metric]:

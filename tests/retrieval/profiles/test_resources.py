@@ -4,6 +4,7 @@ import pytest
 
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.given_profile import advice_of, with_known_counters
+from retrieval.diagnose.metrics import normalise
 from retrieval.diagnose.signals import load_signals
 from retrieval.pasted import pasted
 from retrieval.profiles.reader import read_profile
@@ -134,8 +135,10 @@ def test_log_of_the_command_line_profiler(text: str) -> None:
 
 
 def test_counters_of_processors_by_the_meaning_of_their_columns() -> None:
-    metrics = read_profile(PCM).metrics
+    request, _ = with_known_counters(RetrieveRequest(profile=PCM))
+    metrics = normalise(request.metrics or {}).values
     assert (metrics["ipc"], metrics["llc_miss_pct"]) == (0.36, 90.0)
+    assert metrics["llc_miss_bytes_per_cycle"] == pytest.approx(0.4608)
     assert metrics["socket_bytes_per_s"] == pytest.approx(126.41e9)
     assert diagnosed(PCM)[0] == "memory_bound"
 
