@@ -195,7 +195,7 @@ def _read(text: str, own: Collection[str]) -> Profile:
     if timed or profile.functions:
         beside = _known(counters(text, columns=False), own) if profile.kind == "table" else {}
         return replace(profile, metrics={**beside, **profile.metrics})
-    listed = {**_known(counters(text), own), **_growths(text), **rates(text)}
+    listed = {**_without_words(_known(counters(text), own)), **_growths(text), **rates(text)}
     least = 1 if NO_UNIT in profile.notes else len(profile.kernels) / 2
     if len(listed) < least:
         return profile
@@ -207,6 +207,13 @@ def _read(text: str, own: Collection[str]) -> Profile:
     if refused is not None and not listed:
         raise refused
     return replace(profile, metrics={**listed, **profile.metrics})
+
+
+def _without_words(known: Mapping[str, Metric]) -> dict[str, Metric]:
+    """The metrics without those by the words of a label where a counter names them too."""
+    own = {name: value for name, value in known.items() if name not in _metrics_of_labels()}
+    named = normalise(own).sources.keys() if own else frozenset()
+    return {name: value for name, value in known.items() if name in own or name not in named}
 
 
 LEAST_COUNTERS = 2  # different known counters of a text that is a list of them
@@ -221,7 +228,9 @@ def is_profile(text: str) -> bool:
         if _known(counters(text, rows=True), ()):
             return True
         lines = sum(1 for line in text.splitlines() if line.strip())
-        known = normalise(_known(counters(text), ())).sources  # one states that none is implausible
+        known = normalise(
+            _known(counters(text, sentences=False), ())
+        ).sources  # one states that none is implausible
         return len(known) - 1 >= max(LEAST_COUNTERS, lines / 5)
 
 
@@ -235,9 +244,10 @@ def shows_signals(text: str, any_counter: bool = False) -> bool:
     if NO_UNIT in profile.notes:
         return False
     known = _known(profile.metrics, ())
-    if any_counter and normalise(known).values:
+    listed = known if profile.kind != "counters" else _known(counters(text, sentences=False), ())
+    if any_counter and len(normalise(listed).values) > 1:  # one states that none is implausible
         return True
-    return bool(profile.lines or readings(known) or diagnose(normalise(known)).signals)
+    return bool(profile.lines or readings(listed) or diagnose(normalise(known)).signals)
 
 
 def _growths(text: str) -> dict[str, Metric]:

@@ -15,14 +15,16 @@ from retrieval.profiles.lines import stall_name
 from retrieval.profiles.quantities import MAX_NAME, PREFIXES, Quantity, quantities
 
 
-def counters(text: str, columns: bool = True, rows: bool = False) -> dict[str, str]:
+def counters(
+    text: str, columns: bool = True, rows: bool = False, sentences: bool = True
+) -> dict[str, str]:
     """Every possible name of a counter with its value and unit; the first of a name. With `columns`
     also those of tables with a row for each case, of the row with the largest numbers; with `rows`
-    these alone."""
+    these alone; without `sentences` no numbers of sentences."""
     found: dict[str, str] = {}
     numbers = quantities(text)
     for quantity in _leading(numbers, columns):
-        if rows and not quantity.row:
+        if (rows and not quantity.row) or (quantity.words and not sentences):
             continue
         for name in quantity.names:
             for form in _forms(name):

@@ -160,7 +160,7 @@ def _of_tables(lines: Sequence[str]) -> tuple[list[Quantity], set[int]]:
         elif all(_HEAD.fullmatch(cell) or not cell for cell in cells):
             heads = cells
         else:
-            barred = not aligned and line.count(",") < 2
+            barred = bool(re.search("[|\u2502\t]", line.strip()))
             rows = [*_of_row(heads, cells, place, aligned, barred)]
             found += rows
             used |= {row.line for row in rows}
@@ -296,13 +296,17 @@ def _of_line(line: str, place: int) -> Iterator[Quantity]:
 _KEYED = re.compile(r"(?P<key>[^,;|(=]*?[\w%\])])\s*(?:[:=]+|\s{2,}|\t|\.{3,})\s*[\"'`*|(\[~]*$")
 
 
+_CASE = re.compile(r"^(?:\S*[\d=]\S*\s+)+")  # values of a case before a name
+
+
 def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
     """The names of a number between two texts, and whether it is part of a sentence."""
     keyed = _KEYED.search(before)
     if keyed and re.search("[A-Za-z]", keyed["key"]):
         front = before.strip(" \t=:(*")
         parts = [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", front) if part]
-        return [keyed["key"].strip(MARKS), *reversed(parts), front], False
+        key = keyed["key"].strip(MARKS)
+        return [key, *reversed(parts), front, _CASE.sub("", key)], False
     following = _LEADING.sub("", after)
     behind = _ENDED.split(following, maxsplit=1)[0].strip(" .:=-")
     # "768 threads", "36 bytes spill stores"

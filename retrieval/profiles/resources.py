@@ -157,7 +157,11 @@ def _usages(text: str) -> list[_Usage]:
     or of the lines below a kernel's name."""
     lines = text.splitlines()
     numbers: dict[int, _Line] = {}
-    for quantity in quantities(text):
+    found = quantities(text)
+    shares = (label_of(name, "%") for q in found if q.unit == "%" for name in q.names)
+    if any(label and label.metric not in _RESOURCES for label in shares):
+        return []  # counters of a run
+    for quantity in found:
         metric, value, name = _resource(quantity)
         if metric:
             case = lines[quantity.line].partition(name)[0].strip(" \t:-|,=")

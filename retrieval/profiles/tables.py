@@ -732,7 +732,7 @@ class _Free:
 
 _PER = r"(?:ns|us|[µμ]s|ms|s|usec|msec)(?:/(?:run|iter|call|op|token))?"
 _ITEM = re.compile(
-    r"(?:(?<=[\s()\[\];:|│┃*/=±])|^)(?P<label>[A-Za-z][\w.]*[=:])?"
+    r"(?:(?<=[\s()\[\];:|│┃*/=±])|^)(?<!\w\[)(?P<label>[A-Za-z][\w.]*[=:])?"
     r"(?P<number>-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)(?:e[+-]?\d+)?)"
     rf"(?:(?:(?P<share> ?%)|\s?(?P<time>{_PER})|\s?(?P<other>[KMGT]?i?[Bb](?:/s|ytes?)?"
     r"|[kKMGTP]?[Ff][Ll][Oo][Pp][Ss]?(?:/s|/run)?|[KMGkmg]?[hH][zZ]|M/sec|[Cc]ycles?)"
