@@ -3,17 +3,19 @@
     profile       the typed result, and functions shared by the readers
     tables        rows of names with times or shares, of any tool
     program       what such rows show: launches, waits, copies, builds and kernels
-    counters      names and values of counters in any layout; sweeps over sizes
+    quantities    named numbers of a text in any layout: tables, keys and values, sentences
+    lexicon       the words of the field: names by kind, heads of columns, labels of quantities
+    counters      the counters among the quantities; sweeps over sizes
     nsight        NVIDIA Nsight Compute: CSV by metric or by launch, and the text report
     nsys          the database of Nsight Systems
     rocm          rocprof, rocprofv3 and rocprof-compute
     linux_perf    perf stat, annotate and report
     lines         rows of profiles by line, and what an instruction does
-    accelerators  XProf: op profile and HLO statistics; neuron-profile: summary as JSON
+    accelerators  XProf: op profile; neuron-profile: summary as JSON
     proton        Triton's Proton
     torch_profile PyTorch's profiler: trace, events
     stated        reports of llvm-mca, and amounts in sentences
-    tool_logs     CUDA's command-line profiler, pcm, nvidia-smi and rocm-smi
+    tool_logs     pcm, nvidia-smi and rocm-smi
     reader        recognises the kind from the text
 
 Standard library only: the optimizer's collectors and portable sessions use it too.

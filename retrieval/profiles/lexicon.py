@@ -21,10 +21,20 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def words_of(key: str) -> tuple[str, ...]:
+    """The words of a group."""
+    return tuple(_data()["patterns"][key]["words"])
+
+
 def pattern_of(key: str) -> re.Pattern[str]:
     """The expression of a group of names or heads."""
-    row = _data()["patterns"][key]
-    return re.compile("|".join(row["words"]), 0 if row.get("exact") else re.IGNORECASE)
+    exact = _data()["patterns"][key].get("exact")
+    return re.compile("|".join(words_of(key)), 0 if exact else re.IGNORECASE)
+
+
+def tools() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """The tools whose tables the general reader knows, each with its mark."""
+    return tuple((row["kind"], re.compile(row["mark"])) for row in _data()["tools"])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from retrieval.profiles.lexicon import pattern_of
+from retrieval.profiles.lexicon import pattern_of, words_of
 from retrieval.profiles.profile import Kernel, Metric, Profile, time_shares, total_times
 
 MOSTLY_COPIES = 80.0  # per cent of the time from which on copies lead, not a kernel
@@ -23,13 +23,6 @@ LITTLE = 30.0  # per cent of the time below which the rows are a part of a table
 _HOST = pattern_of("host_functions")
 # Functions whose names tables cut ("cuLaunchK ..."), behind the prefix of their interface.
 _CUT = re.compile(r"(?P<prefix>cuda|cu|hip|ze|cl|vk)(?P<stem>[A-Z]\w*)\s?(?:\u22ef|\u2026|\.{2,3})")
-_WHOLE = (
-    *("LaunchKernel", "MemcpyHtoD", "MemcpyDtoH", "MemcpyDtoD", "MemcpyAsync", "MemsetAsync"),
-    *("MemAlloc", "MemFree", "Malloc", "StreamSynchronize", "DeviceSynchronize", "CtxSynchronize"),
-    *("EventSynchronize", "EventRecord", "ModuleLoadData", "EnqueueNDRangeKernel", "QueueSubmit"),
-    *("CommandQueueExecuteCommandLists", "CommandListAppendMemoryCopy", "EnqueueReadBuffer"),
-    *("CommandListAppendLaunchKernel", "EventHostSynchronize", "ModuleLaunchKernel"),
-)
 _COPY = pattern_of("copies")
 MOVES = pattern_of("moving_operators")
 _ACROSS = pattern_of("transfers")
@@ -79,7 +72,9 @@ def completed(name: str) -> str:
     """The name of a host function that a table has cut; other names as they are."""
     if (cut := _CUT.fullmatch(name)) is None:
         return name
-    whole = next((known for known in _WHOLE if known.startswith(cut["stem"])), cut["stem"])
+    whole = next(
+        (known for known in words_of("whole_names") if known.startswith(cut["stem"])), cut["stem"]
+    )
     return cut["prefix"] + whole
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from retrieval.profiles.lexicon import MARKS
+from retrieval.profiles.lexicon import MARKS, pattern_of
 from retrieval.profiles.profile import without_deviations, without_prefix
 
 MAX_LINE = 2_000
@@ -136,12 +136,7 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip(MARKS).removeprefix("- ") for cell in cells]
 
 
-_VALUES = re.compile(
-    r"(?:metric )?values?|avg|average|mean|min(?:imum)?|max(?:imum)?|sum|std ?dev|median|before"
-    r"|(?:core|hwthread|cpu|thread|run|socket) \d+|(?:metric )?units?|peak|(?:pct|%) of peak|after"
-    r"|reading|baseline|ours|result|this|old|new|counter|event|\d+",
-    re.IGNORECASE,
-)
+_VALUES = pattern_of("value_heads")
 _METRIC = re.compile(r"(?:metric|counter|event)s?(?: name)?|quantity|property", re.IGNORECASE)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from retrieval.profiles.lexicon import label_of
+from retrieval.profiles.lexicon import label_of, pattern_of
 from retrieval.profiles.profile import Metric, Profile
 from retrieval.profiles.quantities import Quantity, quantities
 
@@ -29,25 +29,11 @@ _WIDE = (
 MAX_TOLD = 3  # kernels in the notes
 MOST_WAVES = 8  # of a SIMD on AMD's data-centre GPUs; others have more, so the share is a bound
 
-_KERNEL = re.compile(
-    r"Function Name: (\S+)|Compiling entry function '([^']+)'|Function properties for (\S+)"
-    r"|^[\s-]*\.name:\s+(\S+)|^\s*\.globl\s+(\S+)"
-    r"|\bkernel[: ]+(?!info|function|uses?|name|time|with)([A-Za-z_]\w*)",
-    re.IGNORECASE,
-)
+_KERNEL = pattern_of("kernel_lines")
 _ENTRY = re.compile(r"^\s*- \.")  # of a list of kernels; the name may follow its numbers
-_BESIDE = re.compile(
-    r"^\s*(?:\d*\s*\||\^|;|\.|-|#|//|ptxas info|\d+ bytes (?:gmem|stack))|kernel-resource-usage\]"
-    r"|^\s*(?:build succeeded|warning:)|\bS(?:GPRs|gprs)\b",
-    re.IGNORECASE,
-)
+_BESIDE = pattern_of("beside_resources")
 _FAILED = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
-# A word of every line that states a resource, and of every head of a table.
-_WORDS = re.compile(
-    r"gpr|reg|spill|scratch|private|stack|local mem|smem|slm_|LDS|group_segment|grf|occupancy"
-    r"|max.waves|\bocc\b",
-    re.I,
-)
+_WORDS = pattern_of("resource_words")
 
 
 @dataclass
@@ -144,7 +130,7 @@ def read(text: str) -> Profile | None:
 
 
 @dataclass
-class _Line:
+class _StatedLine:
     """What a line states: resources, the row of its table, the case that is named before them."""
 
     stated: dict[str, float] = field(default_factory=dict)
@@ -156,7 +142,7 @@ def _usages(text: str) -> list[_Usage]:
     """The resources of each kernel: of the rows of a table, of a listing with a line for each case,
     or of the lines below a kernel's name."""
     lines = text.splitlines()
-    numbers: dict[int, _Line] = {}
+    numbers: dict[int, _StatedLine] = {}
     found = quantities(text)
     shares = (label_of(name, "%") for q in found if q.unit == "%" for name in q.names)
     if any(label and label.metric not in _RESOURCES for label in shares):
@@ -165,7 +151,7 @@ def _usages(text: str) -> list[_Usage]:
         metric, value, name = _resource(quantity)
         if metric:
             case = lines[quantity.line].partition(name)[0].strip(" \t:-|,=")
-            line = numbers.setdefault(quantity.line, _Line({}, quantity.row, case))
+            line = numbers.setdefault(quantity.line, _StatedLine({}, quantity.row, case))
             line.stated.setdefault(metric, value)
     rows = [line for line in numbers.values() if line.row and len(_TELLING & {*line.stated}) > 1]
     if rows:
@@ -173,7 +159,7 @@ def _usages(text: str) -> list[_Usage]:
     return [] if _FAILED.search(text) else _of_lines(text, lines, numbers)
 
 
-def _of_lines(text: str, lines: Sequence[str], numbers: Mapping[int, _Line]) -> list[_Usage]:
+def _of_lines(text: str, lines: Sequence[str], numbers: Mapping[int, _StatedLine]) -> list[_Usage]:
     usages, stating = [_Usage("")], 0
     listing = sum({*line.stated} >= {*_WEIGHED} for line in numbers.values())
     for place, line in enumerate(lines):
@@ -185,7 +171,7 @@ def _of_lines(text: str, lines: Sequence[str], numbers: Mapping[int, _Line]) -> 
                 usages[-1].kernel = name
             elif name != usages[-1].kernel:
                 usages.append(_Usage(name))
-        known = numbers.get(place, _Line())
+        known = numbers.get(place, _StatedLine())
         if found is None and {*known.stated} >= {*_WEIGHED} and (known.case or listing > 1):
             usages.append(_Usage(known.case))
         stating += bool(known.stated or found or (line.strip() and _BESIDE.search(line)))

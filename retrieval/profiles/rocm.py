@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 
+from retrieval.profiles.lexicon import pattern_of, words_of
 from retrieval.profiles.lines import LineRow, access_of, of_leading, stall_name
 from retrieval.profiles.profile import (
     Kernel,
@@ -51,24 +52,8 @@ _RESOURCES = {
     "Scratch_Size": ("Scratch_Size", "Scratch_Per_Workitem", "Private_Segment_Size", "scr"),
     "VGPR_Count": ("VGPR_Count", "Arch_VGPR", "vgpr"),
 }
-_DESCRIBING = frozenset(
-    (
-        *("index", "kernelname", "kernel_name", "kernel_id", "dispatch_id", "correlation_id"),
-        *("correlation_id_internal", "guid", "kind", "agent_id", "gpu-id", "gpu_id", "queue-id"),
-        *("queue_id", "queue-index", "queue_index", "stream_id", "pid", "tid", "process_id"),
-        *("thread_id", "grd", "grid_size", "wgr", "workgroup_size", "accum_vgpr", "sgpr", "fbar"),
-        *("accum_vgpr_count", "sgpr_count", "wave_size", "sig", "obj", "dispatchns", "beginns"),
-        *("endns", "completens", "durationns", "start_timestamp", "end_timestamp"),
-        *("counter_name", "counter_value"),
-        *(f"{size}_{axis}" for size in ("grid_size", "workgroup_size") for axis in "xyz"),
-        *(column.lower() for columns in _RESOURCES.values() for column in columns),
-    )
-)
-# Rows of statistics about host calls and copies.
-_NO_KERNEL = re.compile(
-    r"^(?:hip[A-Z]|hsa_|roctx|async-copy$|(?:HIP|HSA|MARKER|ROCTX)_\w*API|KERNEL_DISPATCH$"
-    r"|MEMORY_(?:COPY|ALLOCATION)|SCRATCH_MEMORY)"
-)
+_DESCRIBING = frozenset(words_of("dispatch_columns"))
+_NO_KERNEL = pattern_of("rocm_functions")
 # Rows of rocprof-compute that are read as a share of the peak, with the metric.
 _OF_PEAK = {
     "Wavefront Occupancy": "occupancy_pct",

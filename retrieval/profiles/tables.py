@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from retrieval.profiles.counters import rates
-from retrieval.profiles.lexicon import metric_of, pattern_of
+from retrieval.profiles.lexicon import metric_of, pattern_of, tools
 from retrieval.profiles.lines import LineRow, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
 from retrieval.profiles.program import (
@@ -41,19 +41,7 @@ LEAST_LINES = 4  # of names and times, and their part of a text of an unknown ki
 STRICT_PART = 0.6
 MAX_HEADER = 400  # characters; a longer line of few cells is no header
 MANY_CELLS = 10
-# Tools whose tables are read here, by their marks.
-_TOOLS = (
-    ("nvprof", re.compile(r"NVPROF|GPU activities:|^ *API calls:", re.MULTILINE)),
-    ("torch_profiler", re.compile(r"Self CPU|# of Calls|(?:^|\s)aten::", re.MULTILINE)),
-    ("nsys", re.compile(r"Total Time \(ns\)|Total Time:|\w_sum\)|\wsum\.py|CUDA API Stat")),
-    ("unitrace", re.compile(r"Device Timing Summary|Backend ==|API Timing Results|L0 Backend")),
-    ("rocprof", re.compile(r"TotalDurationNs|^0\.1 Top Kernels", re.MULTILINE)),
-    ("vtune", re.compile(r"^Function +Module +CPU Time", re.MULTILINE)),
-    ("cuda_profile_log", re.compile(r"CUDA_PROFILE_LOG|[gc]putime \(us\)")),
-    ("xprof", re.compile(r"HLO op name", re.IGNORECASE)),
-    ("xcode", re.compile(r"ALU Limiter|Kernel Occupancy|Buffer Read Limiter")),
-    ("ggml", re.compile(r"^\w* ?Timings:$|ggml_|llama_p|test-backend-ops|us/run", re.MULTILINE)),
-)
+_TOOLS = tools()
 
 _NAME = pattern_of("name_heads")
 _EXACT = frozenset(("name", "kernel", "kernel name", "function", "symbol"))
