@@ -183,7 +183,7 @@ class RetrieveRequest:
     lines: tuple[LineRow, ...] = ()
     line_unit: str = "samples"
     notes: tuple[str, ...] = ()
-    by_words: frozenset[str] = frozenset()
+    by_words: tuple[str, ...] = ()
     advised: tuple[Advised, ...] = ()
 
     @property

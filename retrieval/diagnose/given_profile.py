@@ -118,7 +118,7 @@ def with_known_counters(
     without = replace(request, profile=None, log=log, lines=profile.lines, line_unit=profile.unit)
     metrics = {**known, **(request.metrics or {})}
     in_words = profile.kind in _LISTED or profile.kind == "words"
-    by_words = _metrics_of_labels() & known.keys() if in_words else frozenset()
+    by_words = tuple(sorted(_metrics_of_labels() & known.keys())) if in_words else ()
     return replace(without, metrics=metrics, notes=read.notes, by_words=by_words), read
 
 
