@@ -14,7 +14,13 @@ from typing import Any
 from kb.errors import InvalidRequest
 from kb.problem_terms import canonical_op, problem_terms
 from retrieval.diagnose.diagnosis import symptoms_in
-from retrieval.diagnose.given_profile import advice_of, is_profile, known_errors, shows_signals
+from retrieval.diagnose.given_profile import (
+    advice_of,
+    is_profile,
+    known_errors,
+    numbers_in,
+    shows_signals,
+)
 from retrieval.diagnose.linear_patterns import compile_pattern
 from retrieval.diagnose.signals import load_signals
 from retrieval.operators import load_operators
@@ -65,6 +71,7 @@ def pasted(text: str) -> tuple[str, Any]:
     if len(lines) >= 3 and is_code and not _FAILED.search(stripped):
         return "draft", text
     is_question = len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped)
+    is_question = is_question and (stripped.endswith("?") or not numbers_in(stripped))
     short = len(stripped) <= MAX_READ_TWICE and not stripped.endswith("?")
     counted = not is_question and not _LOG.search(stripped)
     if short and not known_errors().match(stripped, 1) and shows_signals(stripped, counted):

@@ -89,7 +89,7 @@ def with_known_counters(
         notes = readings(request.metrics) if request.metrics else request.notes
         advised = advice_of(request.log or "")
         if request.log and not (notes or advised or known_errors().match(request.log, 1)):
-            notes = tuple(filter(None, (_numbers_in(request.log),)))
+            notes = tuple(filter(None, (numbers_in(request.log),)))
         return replace(request, advised=advised, notes=notes), None
     request = replace(request, advised=advice_of(text))
     try:
@@ -131,7 +131,7 @@ LEAST_NUMBERS = 2  # with a name and a unit
 MOST_NUMBERS = 6  # in a note
 
 
-def _numbers_in(text: str) -> str:
+def numbers_in(text: str) -> str:
     """The named numbers of a text that no rule reads, and what to measure; empty without any."""
     named = {
         q.names[0]: f"{q.names[0]} {q.number:g} {q.unit}"
@@ -155,7 +155,7 @@ def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRe
     """The request with the text of a profile that cannot be read in its log, where known messages
     and the prose of people are still found; the summary names the unread profile."""
     log = "\n".join(filter(None, (request.log, request.profile)))
-    note = _numbers_in(request.profile or "")
+    note = numbers_in(request.profile or "")
     note = note or f"{error.message}: its lines were read as those of a log. {error.hint}"
     if request.advised:
         note = "the text has sentences of a profiler's rules and no table: paste the counters too"

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-MARKS = '*_`~" \t\u2937\u21b3\u2514\u251c\u2500'
+MARKS = '*_`~\u250a\u2502" \t\u2937\u21b3\u2514\u251c\u2500'
 
 
 @lru_cache(maxsize=1)

@@ -288,7 +288,9 @@ def _of_line(line: str, place: int) -> Iterator[Quantity]:
         yield _quantity(rate, (rate[4],), line=place, start=len(whole))
 
 
-_KEYED = re.compile(r"(?P<key>[^,;|(=]*?[\w%\])])\s*(?:[:=]+|\s{2,}|\t|\.{3,})\s*[\"'`*|(\[~]*$")
+_KEYED = re.compile(
+    r"(?P<key>(?:[^,;|()=]|\([^()]*\))*?[\w%\])])\s*(?:[:=]+|\s{2,}|\t|\.{3,})\s*[\"'`*|(\[~]*$"
+)
 
 
 _CASE = re.compile(r"^(?:\S*[\d=]\S*\s+)+")  # values of a case before a name
@@ -296,13 +298,15 @@ _CASE = re.compile(r"^(?:\S*[\d=]\S*\s+)+")  # values of a case before a name
 
 def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
     """The names of a number between two texts, and whether it is part of a sentence."""
+    following = _LEADING.sub("", after)
+    clause = re.split(r"[,;()|]|\.\s", following, maxsplit=1)[0].strip()
     keyed = _KEYED.search(before)
     if keyed and re.search("[A-Za-z]", keyed["key"]):
         front = before.strip(" \t=:(*")
         parts = [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", front) if part]
         key = keyed["key"].strip(MARKS)
-        return [key, *reversed(parts), front, _CASE.sub("", key)], False
-    following = _LEADING.sub("", after)
+        of = [clause] if after.startswith(" of ") else []
+        return [key, *reversed(parts), front, _CASE.sub("", key), *of], False
     behind = _ENDED.split(following, maxsplit=1)[0].strip(" .:=-")
     # "768 threads", "36 bytes spill stores"
     ahead = _JOINED.sub("", before.rstrip()).strip()
@@ -315,5 +319,4 @@ def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
     whole = re.sub(r"^.*[.;:] ", "", ahead)
     if place == 0:
         named += [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", ahead)[::-1] if part]
-    clause = re.split(r"[,;()|]|\.\s", following, maxsplit=1)[0].strip()
     return [*named, whole, clause], True

@@ -34,7 +34,15 @@ from retrieval.profiles.quantities import quantities
 
 KIND = "table"
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6, "m": 6e7}
-UNITS |= {"nsec": 1e-3, "usec": 1.0, "msec": 1e3, "seconds": 1e6, "secs": 1e6, "min": 6e7}
+UNITS |= {
+    "US": 1.0,
+    "nsec": 1e-3,
+    "usec": 1.0,
+    "msec": 1e3,
+    "seconds": 1e6,
+    "secs": 1e6,
+    "min": 6e7,
+}
 MAX_LINE = 4_000
 LEAST_PART = 0.4  # of the lines, from which on names with numbers alone are a table
 LEAST_LINES = 4  # of names and times, and their part of a text of an unknown kind
@@ -718,7 +726,7 @@ class _Free:
         return "".join(q.kind[0] for q in self.quantities)  # both: b, rate: r, other: o
 
 
-_PER = r"(?:ns|us|[µμ]s|ms|s|usec|msec)(?:/(?:run|iter|call|op|token))?"
+_PER = r"(?:ns|us|US|[µμ]s|ms|s|usec|msec)(?:/(?:run|iter|call|op|token))?"
 _ITEM = re.compile(
     r"(?:(?<=[\s()\[\];:|│┃*/=±])|^)(?<!\w\[)(?P<label>[A-Za-z][\w.]*[=:])?"
     r"(?P<number>-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)(?:e[+-]?\d+)?)"
