@@ -314,6 +314,8 @@ def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
         words = re.match(rf"\s*(?:msec\s+)?({_WORDS.pattern})", after)
         named = [name for name in re.split(r"\s{2,}|\(", words[1]) if name] if words else []
         return [*named, behind], False
+    if place and behind and before.rstrip()[-1:] in ",;|":  # "36 bytes stores, 52 bytes loads"
+        return [behind, clause], True
     last = _ENDED.split(ahead)[-1].strip()
     named = [last, behind] if last else [behind]
     whole = re.sub(r"^.*[.;:] ", "", ahead)

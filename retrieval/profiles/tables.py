@@ -728,11 +728,11 @@ class _Free:
 
 _PER = r"(?:ns|us|US|[µμ]s|ms|s|usec|msec)(?:/(?:run|iter|call|op|token))?"
 _ITEM = re.compile(
-    r"(?:(?<=[\s()\[\];:|│┃*/=±])|^)(?<!\w\[)(?P<label>[A-Za-z][\w.]*[=:])?"
+    r"(?:(?<=\s)|^)[()\[\],;:|│┃*]*(?P<label>[A-Za-z][\w.]*[=:])?"
     r"(?P<number>-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)(?:e[+-]?\d+)?)"
     rf"(?:(?:(?P<share> ?%)|\s?(?P<time>{_PER})|\s?(?P<other>[KMGT]?i?[Bb](?:/s|ytes?)?"
     r"|[kKMGTP]?[Ff][Ll][Oo][Pp][Ss]?(?:/s|/run)?|[KMGkmg]?[hH][zZ]|M/sec|[Cc]ycles?)"
-    r"|(?P<suffix>[A-Za-zµμ][A-Za-z/]*))(?![:=\w]))?(?=[\s()\[\],;:|│┃*/±]|$)"
+    r"|(?P<suffix>[A-Za-zµμ][A-Za-z/]*))(?![:=\w]))?(?=[()\[\],;:|│┃*]*(?:\s|$))"
 )
 _JOINT = pattern_of("joints")  # between the numbers of one row
 _CLOCK = re.compile(r"\b0:(\d\d):(\d\d\.\d+)")
