@@ -101,7 +101,7 @@ class Quantity:
 
 def quantities(text: str) -> list[Quantity]:
     """All named numbers of a text, in its order; those of tables first."""
-    text = _PARTS.sub(_in_microseconds, without_deviations(text))
+    text = in_one_unit(without_deviations(text))
     text = re.sub(r"\b(\d+):(\d+) ([a-z]+):([a-z]+)\b", r"\1 \3, \2 \4", text)
     if _DECIMAL_COMMA.search(text):
         text = re.sub(r"(#\s*-?\d+),(\d)", r"\1.\2", text)
@@ -111,6 +111,11 @@ def quantities(text: str) -> list[Quantity]:
         if place not in used and line.strip():
             found += _of_line(line, place)
     return found
+
+
+def in_one_unit(text: str) -> str:
+    """A text with times of several parts ("1m02s239ms231.349us") in microseconds."""
+    return _PARTS.sub(_in_microseconds, text)
 
 
 def _in_microseconds(match: re.Match[str]) -> str:

@@ -62,7 +62,7 @@ class _Usage:
     def metrics(self) -> dict[str, Metric]:
         """The metrics of rules; bytes of spills are those of stores and loads."""
         kept: dict[str, Metric] = {}
-        kept |= {k: v for k, v in self.stated.items() if k not in ("waves", "occupancy")}
+        kept |= {k: v for k, v in self.stated.items() if k not in ("waves", "occupancy", "time")}
         kept.pop("sgpr_spills", None)
         moved = self.stated.get("spill_store_bytes"), self.stated.get("spill_load_bytes")
         if any(moved):
@@ -73,6 +73,7 @@ class _Usage:
     def sentence(self) -> str:
         """The resources in words."""
         words = (
+            ("time", "{} % of the time"),
             ("registers_per_thread", "{} registers of a thread"),
             ("spilled_registers", "{} registers spilled"),
             ("spill_store_bytes", "{} bytes of spill stores"),
@@ -102,10 +103,10 @@ class _Usage:
         return f"; {share:.2g} % of them, {size}"
 
     @property
-    def order(self) -> tuple[float, float, float]:
-        """Most spills first, then the lowest occupancy, then most registers."""
-        registers = self.stated.get("registers_per_thread", 0.0)
-        return -self.spilled, self.share if self.share is not None else 101.0, -registers
+    def order(self) -> tuple[float, float, float, float]:
+        """Most spills first, then most time, the lowest occupancy, most registers."""
+        registers, time = (self.stated.get(n, 0.0) for n in ("registers_per_thread", "time"))
+        return -self.spilled, -time, self.share if self.share is not None else 101.0, -registers
 
 
 def read(text: str) -> Profile | None:
@@ -149,8 +150,10 @@ def _usages(text: str) -> list[_Usage]:
         return []  # counters of a run
     for quantity in found:
         metric, value, name = _resource(quantity)
+        if quantity.row and quantity.unit == "%" and _OF_TIME.fullmatch(quantity.head):
+            metric, value = "time", quantity.number
         if metric:
-            case = lines[quantity.line].partition(name)[0].strip(" \t:-|,=")
+            case = lines[quantity.line].partition(name or "\n")[0].strip(" \t:-|,=")
             line = numbers.setdefault(quantity.line, _StatedLine({}, quantity.row, case))
             line.stated.setdefault(metric, value)
     rows = [line for line in numbers.values() if line.row and len(_TELLING & {*line.stated}) > 1]
@@ -198,6 +201,7 @@ def _resource(quantity: Quantity) -> tuple[str, float, str]:
     return "", 0.0, ""
 
 
+_OF_TIME = re.compile(r"(?:gpu |total )?(?:cost|time|share|duration)\W*", re.IGNORECASE)
 MOST_PRINTED = 20  # waves of a SIMD; a larger number is a share
 _TELLING = frozenset(
     ("registers_per_thread", "spilled_registers", "spill_store_bytes", "scratch_bytes")

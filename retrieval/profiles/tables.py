@@ -16,6 +16,7 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from itertools import permutations
 
 from retrieval.profiles.counters import rates
@@ -30,7 +31,7 @@ from retrieval.profiles.program import (
     of_program,
     totals_of,
 )
-from retrieval.profiles.quantities import quantities
+from retrieval.profiles.quantities import in_one_unit, quantities
 
 KIND = "table"
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6, "m": 6e7}
@@ -106,7 +107,7 @@ def read(text: str, loose: bool = True) -> Profile | None:
     header, or several lines of one form."""
     if (sampled := _sampled(text)) is not None:
         return sampled
-    text = _of_keys(text)
+    text = _of_records(_of_keys(text))
     text = _SECONDS.sub(r"total time (s)\1time / call (s)", text)
     text = text.replace(" percall filename:", " percall  filename:")  # of cProfile
     text = text.replace(" tottime  percall ", " tottime (s)  percall ")
@@ -166,6 +167,33 @@ def _of_keys(text: str) -> str:
     return text
 
 
+# "Metric: CompileTime", or "- name", above indented lines of keys and values or of numbers.
+_RECORD = re.compile(
+    r"^(?P<indent> *)(?:[-*+] |\w+: ?)(?P<name>[A-Za-z_][^\n]*)\n"
+    r"(?P<lines>(?:(?P=indent) +(?:\w[\w %/]*: [^\n]*|\(\w+\) +[\d.][^\n]*)(?:\n|\Z))+)",
+    re.MULTILINE,
+)
+
+
+def _of_records(text: str) -> str:
+    """A text whose records, which are a name above its lines, are rows."""
+    records = [(m["name"].strip(), m["lines"].splitlines()) for m in _RECORD.finditer(text)]
+    if len(records) < LEAST_RECORDS:
+        return text
+    if all(":" not in line for _, lines in records for line in lines):
+        return _RECORD.sub(lambda m: f"{m['name'].strip()}  {m['lines'].strip()}\n", text)
+    rows = [
+        dict(line.strip().split(": ", 1) for line in lines if ": " in line) for _, lines in records
+    ]
+    heads = [*dict.fromkeys(key for row in rows for key in row)]
+    cells = [
+        [name, *(row.get(head, "") for head in heads)]
+        for (name, _), row in zip(records, rows, strict=True)
+    ]
+    return in_one_unit("\n".join(map("\t".join, [["name", *heads], *cells])))
+
+
+LEAST_RECORDS = 2
 FEW = 0.5  # of the threads of the stage that has most
 
 
@@ -845,7 +873,9 @@ def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRo
             continue
         if form == "n" and all(_PER_CASE.search(line.name) for line in group):
             continue  # counts
-        if {*form} <= {"n", "o", "r"} and (not loose or len(group) < LEAST_PART * lines_of_text):
+        stated = len(form) > 2 and "n" in form and _stated_unit(text)
+        few = not loose or len(group) < LEAST_PART * lines_of_text
+        if {*form} <= {"n", "o", "r"} and few and not stated:
             continue  # numbers in a text that is no table
         roles = _roles(group, unit)
         for line in group:
@@ -1017,10 +1047,17 @@ def _agree(group: Sequence[_Free], total: int, calls: int, mean: int) -> bool:
         t, n, m = (line.quantities[i].value for i in (total, calls, mean))
         if n < 1 or n != int(n):
             return False
-        close = abs(t - n * m) <= 0.02 * max(t, n * m) if t or m else True
+        rounded = n * _half_digit(m) if 0 < m < 1 else 0.0
+        close = abs(t - n * m) <= max(0.02 * max(t, n * m), rounded)
         agreed += close
         several = several or (close and n > 1 and t > 0)
     return agreed >= 0.8 * len(group) and (several or len(group) == 1 or agreed == len(group))
+
+
+def _half_digit(value: float) -> float:
+    """Half of the last printed digit."""
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    return 0.5 * 10.0**exponent if isinstance(exponent, int) else 0.0
 
 
 def _whole(group: Sequence[_Free], place: int) -> bool:

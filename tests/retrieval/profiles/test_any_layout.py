@@ -275,6 +275,23 @@ RANKS = """| region | Min time/rank | Max time/rank | Avg time/rank |
 | solve | 1.1 | 9.0 | 4.5 |
 """
 
+RECORDS = """Metric: CompileTime
+  TotalSamples: 80
+  Accumulator: 10m20s130ms740.4us
+  Mean: 07s751ms634.2us
+Metric: XrtExecute
+  TotalSamples: 2500
+  Accumulator: 13m20s100ms170.0us
+  Mean: 320ms040.1us
+"""
+REGIONS = """Elapsed time: 2.6 [s]
+
+- create_plan[fft]
+ (Region)   2.499047 2 1.249524 2531.7 93.9
+- exec_plan[fft]
+ (Region)   0.023082 2002 0.000012 23.3 0.8
+"""
+
 CASES: list[tuple[str, str, dict[str, float]]] = [
     (HALIDE, "load_imbalance", {"few_threads_pct": 66.6, "kernel_runs": 1}),
     (HALIDE_ALLOCS, "load_imbalance", {"kernel_runs": 1}),
