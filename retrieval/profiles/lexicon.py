@@ -32,9 +32,9 @@ def pattern_of(key: str) -> re.Pattern[str]:
     return re.compile("|".join(words_of(key)), 0 if exact else re.IGNORECASE)
 
 
-def tools() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """The tools whose tables the general reader knows, each with its mark."""
-    return tuple((row["kind"], re.compile(row["mark"])) for row in _data()["tools"])
+def rows_of(key: str) -> list[dict[str, Any]]:
+    """The rows of a list of phrases, sentences or tools."""
+    return _data()[key]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from retrieval.profiles.lexicon import rows_of
 from retrieval.profiles.lines import (
     LineRow,
     access_of,
@@ -204,22 +205,6 @@ def _text_launches(lines: Sequence[str]) -> list[Launch]:
     return [_launch(kernel, metrics) for kernel, metrics in launches if metrics]
 
 
-# Phrases of the advice about a stall, with its reason.
-_PHRASES = {
-    "a L1TEX (local, global, surface, texture) operation": "long_scoreboard",
-    "MIO (memory input/output) instruction queue": "mio_throttle",
-    "MIO (memory input/output) operation": "short_scoreboard",
-    "sibling warps at a CTA barrier": "barrier",
-    "a fixed latency execution dependency": "wait",
-    "local/global (LG) instruction queue": "lg_throttle",
-    "LG (local/global) memory": "lg_throttle",
-    "execution pipe to be available": "math_pipe_throttle",
-    "branch target to be computed": "branch_resolving",
-    "memory barrier": "membar",
-    "instruction cache": "no_instruction",
-    "immediate constant cache": "imc_miss",
-    "IMC miss": "imc_miss",
-}
 _STALL_ADVICE = re.compile(
     r"being stalled (?P<what>.{10,400}?)\. .{0,1500}?This stall type represents about"
     r" (?P<share>[\d.]+)% of the total average of (?P<cycles>[\d.]+) cycles"
@@ -233,27 +218,6 @@ _BUSIEST = re.compile(
     r"\b(?P<pipe>XU|FP64|Tensor\S*) is the highest-utilized pipeline \((?P<share>[\d.]+)%"
 )
 _PIPES = {"XU": "special_pipe_pct", "FP64": "fp64_pipe_pct"}
-# Sentences of the advice, in which a number is the value of a metric after a factor.
-_SENTENCES = (
-    (r"only (?P<value>[\d.]+) full waves", "waves_per_unit", 1.0),
-    (r"theoretical occupancy \((?P<value>[\d.]+)%\)", "theoretical_occupancy_pct", 1.0),
-    (r"measured achieved occupancy \((?P<value>[\d.]+)%\)", "occupancy_pct", 1.0),
-    (
-        r"achieves an average of (?P<value>[\d.]+) threads being active per cycle",
-        "active_threads_per_instruction",
-        1.0,
-    ),
-    (
-        r"global loads .{0,80}only (?P<value>[\d.]+) of the 32 bytes transmitted per sector",
-        "load_efficiency_pct",
-        100 / 32,
-    ),
-    (
-        r"global stores .{0,80}only (?P<value>[\d.]+) of the 32 bytes transmitted per sector",
-        "store_efficiency_pct",
-        100 / 32,
-    ),
-)
 _ISSUED = re.compile(r"only issues an instruction every (?P<cycles>[\d.]+) cycles")
 _ACTIVE = re.compile(
     r"maximum of (?P<most>[\d.]+) warps per scheduler.{0,80}?average of (?P<active>[\d.]+) active"
@@ -266,7 +230,9 @@ def _advised(text: str) -> dict[str, Metric]:
     Its tables have no stall reasons."""
     found: dict[str, Metric] = {}
     for stall in _STALL_ADVICE.finditer(text):
-        reason = next((name for phrase, name in _PHRASES.items() if phrase in stall["what"]), "")
+        reason = next(
+            (row["reason"] for row in rows_of("stalls") if row["phrase"] in stall["what"]), ""
+        )
         if f"{reason}_stall_share" in _SHARES:
             found[f"{reason}_stall_share"] = round(float(stall["share"]) / 100, 4)
     for excess in _EXCESS.finditer(text):
@@ -297,7 +263,8 @@ def _of_sentences(text: str) -> dict[str, Metric]:
         found["issue_active_pct"] = round(100 / max(1.0, float(issued["cycles"])), 2)
     if (active := _ACTIVE.search(text)) and float(active["most"]):
         found["occupancy_pct"] = round(100 * float(active["active"]) / float(active["most"]), 2)
-    for pattern, name, factor in _SENTENCES:
+    for row in rows_of("sentences"):
+        pattern, name, factor = row["pattern"], row["metric"], row["factor"]
         if (measured := re.search(pattern, text)) is not None:
             found[name] = round(float(measured["value"]) * factor, 2)
     return found

@@ -20,7 +20,7 @@ from decimal import Decimal
 from itertools import permutations
 
 from retrieval.profiles.counters import rates
-from retrieval.profiles.lexicon import metric_of, pattern_of, tools
+from retrieval.profiles.lexicon import metric_of, pattern_of, rows_of
 from retrieval.profiles.lines import LineRow, stall_name
 from retrieval.profiles.profile import Kernel, Metric, Profile, number, without_prefix
 from retrieval.profiles.program import (
@@ -50,7 +50,7 @@ LEAST_LINES = 4  # of names and times, and their part of a text of an unknown ki
 STRICT_PART = 0.6
 MAX_HEADER = 400  # characters; a longer line of few cells is no header
 MANY_CELLS = 10
-_TOOLS = tools()
+_TOOLS = tuple((row["kind"], re.compile(row["mark"])) for row in rows_of("tools"))
 
 _NAME = pattern_of("name_heads")
 _EXACT = frozenset(("name", "kernel", "kernel name", "function", "symbol"))
@@ -262,12 +262,9 @@ _SAMPLES = re.compile(
     r"(?:#|num(?:ber)?(?: of)? |total |pc |all )?(?:samples?|hits)|sample[ _]?count", re.I
 )
 _SHARES = re.compile(r"share|%|pct|percent(?:age)?", re.IGNORECASE)
-_SAMPLED = (
-    ("instruction", re.compile(r"instructions?|sass|isa|asm|assembly|disassembly|opcode", re.I)),
-    ("source", re.compile(r"source(?: code| line)?|code|statement", re.I)),
-    ("address", re.compile(r"(?:pc|address|addr|offset|ip)(?: ?offset)?", re.I)),
-    ("line", re.compile(r"line(?: ?no\.?| number)?", re.I)),
-    ("reason", re.compile(r"(?:stall|top|main)? ?(?:stall )?reasons?|stalls?|state", re.I)),
+_SAMPLED = tuple(
+    (kind, pattern_of(f"sampled_{kind}"))
+    for kind in ("instruction", "source", "address", "line", "reason")
 )
 
 
