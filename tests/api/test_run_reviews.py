@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from skills.trajectories.external import ExternalProblem, ExternalStep, External
 from skills.trajectories.reading import trajectory, trajectory_store
 from tests.api.cli_process import kernlore
 from tests.api.conftest import URL, assert_error, validate_answers, wait_until_ready
+from tests.evaluations import RIGHT
 from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -83,18 +85,13 @@ def found(
 ) -> Evaluation:
     ratio = None if value is None else Interval(value, value * 0.98, value * 1.02, 20)
     rejected = any(flag.severity == "reject" for flag in flags)
-    return Evaluation(
+    return replace(
+        RIGHT,
         key=key,
         problem=problem.name,
         candidate=of.sha256 if of is not None else "reference",
-        language="cpp",
-        hardware="x86-64",
-        device="cpu",
-        toolchain="g++ 13",
-        harness="3",
         validity="rejected" if rejected else "correct",
         timing="measured" if ratio else "none",
-        reached="diagnose",
         checks=(CaseCheck("main", 1, True),),
         timings=(CaseTiming("main", "measured", 40.0, 40.0 / (value or 1.0), ratio, 100),),
         speedup=ratio,

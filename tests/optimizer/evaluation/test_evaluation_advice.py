@@ -16,7 +16,8 @@ from api.cli.target import CommandTarget
 from kb.answers import SignalFinding
 from kb.settings import Settings
 from optimizer.evaluation.evaluate import knowledge_about
-from optimizer.evaluation.records import Evaluation, EvaluationVerdict
+from optimizer.evaluation.records import EvaluationVerdict
+from tests.evaluations import RIGHT
 from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -26,16 +27,9 @@ DOCUMENTS = (
     "hardware/x86-64/programming-and-limits.md",
     "hardware/x86-64/architecture.md",
 )
-SCALAR = Evaluation(
-    key="k",
-    problem="p",
-    candidate="c",
-    language="cpp",
-    hardware="x86-64",
-    device="cpu",
+SCALAR = replace(
+    RIGHT,
     toolchain="g++ (Debian 12.2.0-14+deb12u1) 12.2.0; native=znver3",
-    harness="13",
-    validity="correct",
     timing="repeat",
     reached="benchmark",
     metrics={"packed_instructions": 0, "vec_missed": 5},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kb.answers import SignalFinding
@@ -29,6 +29,7 @@ from optimizer.search.synthesizers.base import (
 )
 from optimizer.search.tree import Tree
 from retrieval.request import RetrieveRequest
+from tests.evaluations import RIGHT
 
 VIEW = ProblemView(
     "hill",
@@ -57,15 +58,11 @@ HARDWARE = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 327
 def evaluation(bundle: Bundle | None, value: float | None, validity: str = "correct") -> Evaluation:
     """A result as the harness records it."""
     speedup = None if value is None else Interval(value, value * 0.98, value * 1.02, 12)
-    return Evaluation(
+    return replace(
+        RIGHT,
         key=f"key-{bundle.sha256 if bundle else 'reference'}",
         problem="hill",
         candidate=bundle.sha256 if bundle else "reference",
-        language="cpp",
-        hardware="x86-64",
-        device="cpu",
-        toolchain="g++",
-        harness="2",
         validity=validity,  # type: ignore[arg-type]
         timing="measured" if speedup else "none",
         reached="benchmark",

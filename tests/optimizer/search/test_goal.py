@@ -12,7 +12,7 @@ import pytest
 from kb.errors import InvalidRequest
 from kb.plain import from_json
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
+from optimizer.evaluation.records import CaseTiming, Interval
 from optimizer.search.goal import (
     UNKNOWN_ROOFLINE,
     Goal,
@@ -23,6 +23,7 @@ from optimizer.search.goal import (
     slowest_us,
 )
 from optimizer.search.records import Node, Proposal
+from tests.evaluations import RIGHT
 
 GAIN = Interval(2.0, 1.6, 2.5, 12)
 
@@ -36,18 +37,9 @@ def node(*times: float | None, roofline: float | None = 60.0) -> Node:
         else CaseTiming(f"case{n}", "repeat")
         for n, us in enumerate(times)
     )
-    evaluation = Evaluation(
-        key="k",
-        problem="p",
+    evaluation = replace(
+        RIGHT,
         candidate=bundle.sha256,
-        language="cpp",
-        hardware="x86-64",
-        device="cpu",
-        toolchain="g++",
-        harness="3",
-        validity="correct",
-        timing="measured",
-        reached="diagnose",
         timings=timings,
         speedup=GAIN,
         metrics={} if roofline is None else {"roofline_pct": roofline},
@@ -116,16 +108,12 @@ def _node(number: int, loads: int, multiplies: int, *, timed: bool = True) -> No
     timing = CaseTiming("main", "simulator", count=cost, counted="packets")
     if not timed:
         timing = CaseTiming("main", "measured", candidate_us=float(cost))
-    evaluation = Evaluation(
+    evaluation = replace(
+        RIGHT,
         key=f"k{number}",
-        problem="p",
         candidate=f"c{number}",
         language="hvx",
         hardware="x",
-        device="cpu",
-        toolchain="command",
-        harness="1",
-        validity="correct",
         timing=timing.state,
         reached="benchmark",
         timings=(timing,),

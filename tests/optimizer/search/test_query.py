@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kb.plain import from_json
-from optimizer.evaluation.records import Evaluation, EvaluationVerdict
+from optimizer.evaluation.records import EvaluationVerdict
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
     ShownKnowledge,
@@ -18,14 +18,16 @@ from optimizer.search.records import Node, Proposal
 from optimizer.search.synthesizers.base import ProblemView, ProposalContext
 from optimizer.search.tree import Tree
 from retrieval.request import RetrieveRequest
+from tests.evaluations import RIGHT
 from tests.optimizer.search.landscape import HARDWARE, VIEW
 
 TASK = SearchTask("run_1", Goal(language="cpp"), VIEW, HARDWARE)
-FOUND = Evaluation(
-    key="", problem="p", candidate="", language="cpp", hardware="x86-64", device="cpu",
-    toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
-    metrics={"packed_instructions": 3},
-    verdict=from_json(EvaluationVerdict, {
+FOUND = replace(
+RIGHT,
+key="",
+candidate="",
+metrics={"packed_instructions": 3},
+verdict=from_json(EvaluationVerdict, {
         "signals": [{"id": id, "confidence": ""} for id in ("poor_reuse", "memory_bound")],
         "metrics": {"packed_instructions": 3, "roofline_pct": 40.0},
         "problem": {"reduction_length": 64, "element_bytes": 4},

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ from skills.format.skillfile import read_skill
 from skills.lifecycle import change_state
 from tests.api.cli_process import kernlore
 from tests.catalogs import fresh_data_dir
+from tests.evaluations import RIGHT
 from tests.retrieval.drawn_bases import DrawnBase
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -92,15 +93,13 @@ class Place:
     def evaluated(self, key: str, kernel: Bundle, problem: Problem) -> Evaluation:
         """A journalled evaluation with the log of the compiler."""
         log = self.log(problem.name, kernel.source)
-        evaluation = Evaluation(
+        evaluation = replace(
+            RIGHT,
             key=key,
             problem=problem.name,
             candidate=kernel.sha256,
             language=LANGUAGE,
             hardware=self.chip.id,
-            device="cpu",
-            toolchain="command novac",
-            harness="3",
             validity="not_compiled" if log else "correct",
             timing="none",
             reached="compile" if log else "correctness",

@@ -48,6 +48,7 @@ from skills.trajectories.records import (
     summary_of,
     trajectory_from_json,
 )
+from tests.evaluations import RIGHT
 from tests.skills.curator.planted import ROLES, VALUES, catalog_in, distil, instance, trajectory
 
 KERNEL = "#define TILE {tile}\nint kernlore_run() {{ return TILE; }}\n"
@@ -61,18 +62,12 @@ def bundle(tile: int) -> Bundle:
 
 def evaluation_of(of: Bundle | None, value: float | None, **changes: object) -> Evaluation:
     ratio = None if value is None else Interval(value, value * 0.98, value * 1.02, 20)
-    evaluation = Evaluation(
+    evaluation = replace(
+        RIGHT,
         key=of.sha256[:8] if of is not None else "reference",
         problem="map_id",
         candidate=of.sha256 if of is not None else "reference",
-        language="cpp",
-        hardware="x86-64",
-        device="cpu",
-        toolchain="g++ 13",
-        harness="3",
-        validity="correct",
         timing="measured" if ratio else "none",
-        reached="diagnose",
         checks=(CaseCheck("main", 1, True), CaseCheck("odd", 1, True)),
         timings=(CaseTiming("main", "measured", 20.0, 10.0, ratio, 100),),
         speedup=ratio,

@@ -37,6 +37,7 @@ from optimizer.evaluation.records import (
 from optimizer.evaluation.roofline import CaseWork
 from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget, Loader
 from optimizer.evaluation.toolchains.cpp import CppToolchain
+from tests.evaluations import RIGHT
 from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=8)
@@ -56,17 +57,8 @@ DEVICE = Ceilings(
     waited=0.01,
 )
 STREAM = CaseWork("elementwise", "float32", 64 * MIB, 64 * MIB)
-EVALUATION = Evaluation(
-    key="k",
-    problem="p",
-    candidate="c",
-    language="cpp",
-    hardware="x86-64",
-    device="cpu",
-    toolchain="g++ 12",
-    harness="1",
-    validity="correct",
-    timing="measured",
+EVALUATION = replace(
+    RIGHT,
     reached="benchmark",
 )
 KERNEL = """

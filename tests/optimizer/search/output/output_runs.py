@@ -22,6 +22,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Cost, Node, Proposal, ShownIds
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
+from tests.evaluations import RIGHT
 
 SOURCE = '''\
 """Scaled rows."""
@@ -147,15 +148,13 @@ def evaluation(
     """An evaluation as the harness records it."""
     speedup = None if value is None else interval(value)
     timing = CaseTiming("main", "measured", 20.0, 20.0 / (value or 1.0), speedup, 100)
-    return Evaluation(
+    return replace(
+        RIGHT,
         key=f"key-{bundle.sha256 if bundle else 'reference'}",
         problem="scaled_rows",
         candidate=bundle.sha256 if bundle else "reference",
         language=bundle.language if bundle else "torch",
-        hardware="x86-64",
-        device="cpu",
         toolchain="g++ 13; native=znver4",
-        harness="2",
         validity=validity,  # type: ignore[arg-type]
         timing="measured" if speedup else "none",
         reached="diagnose" if speedup else "compile",

@@ -16,7 +16,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.records import Interval
 from optimizer.evaluation.settings import EvaluationSettings, TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
@@ -40,6 +40,7 @@ from optimizer.search.synthesizers.recipe.synthesizer import (
     moved,
     stepped,
 )
+from tests.evaluations import RIGHT
 from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=6)
@@ -241,11 +242,13 @@ def measured(number: int, parent: int, values: dict[str, Any], merit: float, *mo
         recipe(), values, Binding({"rows": 64, "cols": 96}, {"factor": 1.5}), PROBLEM
     )
     proposal = Proposal(bundle, "recipe", parent, "", "scale", values, attributed=moves)
-    evaluation = Evaluation(
-        key="", problem="scale", candidate="", language="cpp", hardware="x86-64", device="cpu",
-        toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
-        speedup=Interval(merit, merit, merit, 6),
-    )  # fmt: skip
+    evaluation = replace(
+RIGHT,
+key="",
+problem="scale",
+candidate="",
+speedup=Interval(merit, merit, merit, 6),
+)  # fmt: skip
     return Node(number, parent, "evaluated", proposal, evaluation)
 
 

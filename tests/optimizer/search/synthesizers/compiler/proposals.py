@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kb.answers import SignalFinding
-from optimizer.evaluation.records import CaseCheck, Evaluation, EvaluationVerdict, Interval
+from optimizer.evaluation.records import CaseCheck, EvaluationVerdict, Interval
 from optimizer.search.knowledge import ShownKnowledge, ShownMove
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.compiler.configurations import Installed, shipped
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
+from tests.evaluations import RIGHT
 
 SOURCE = """
 import torch
@@ -65,17 +67,10 @@ def context(
 
 def evaluated(number: int, proposal: Proposal, speedup: float, *signals: str) -> Node:
     """A node with a finished evaluation."""
-    evaluation = Evaluation(
-        key="k",
-        problem="p",
+    evaluation = replace(
+        RIGHT,
         candidate=proposal.bundle.sha256,
         language="torch",
-        hardware="x86-64",
-        device="cpu",
-        toolchain="torch",
-        harness="2",
-        validity="correct",
-        timing="measured",
         reached="benchmark",
         checks=(CaseCheck("main", 1, True),),
         speedup=Interval(speedup, speedup, speedup, 6),
