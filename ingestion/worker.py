@@ -42,7 +42,7 @@ from kb.catalog import meta
 from kb.catalog import tables as t
 from kb.catalog.database import full, store_fault
 from kb.catalog.engine import Catalog
-from kb.catalog.facts import Fact, outdated_facts, withdraw_proposals
+from kb.catalog.facts import Fact, add_read_facts, outdated_facts, withdraw_proposals
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, JobState, Turn, checkpoint_of
 from kb.catalog.knowledge import corrections, documents, embeddings, versions
@@ -647,7 +647,7 @@ def _propose(
 ) -> int:
     if not version.active:
         return 0
-    return registry.propose(connection, _proposals(connection, registry, own.version, own.read))
+    return add_read_facts(connection, _proposals(connection, registry, own.version, own.read))
 
 
 def _kernels(own: ReadVersion) -> Sequence[KernelSample]:

@@ -137,7 +137,7 @@ MOST_VECTORS = 2_048  # cached query vectors, of 1.5 KB
 
 
 class Retriever:
-    """Answers requests; safe to share between threads.
+    """Answers requests; safe to share between threads. `journal` has the answers and outcomes.
 
     `near`, `dense_ready` and `loaded` (the built-in knowledge) are called for each request, because
     a service answers before it has loaded its knowledge and models and opened Chroma.
@@ -160,7 +160,7 @@ class Retriever:
         self._dense_ready = dense_ready
         self._loaded = loaded
         self._withheld_share = withheld_share
-        self._journal = Journal(catalog, shared)
+        self.journal = Journal(catalog, shared)
         self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=MOST_VECTORS)(self._encode)
 
@@ -171,7 +171,7 @@ class Retriever:
         InvalidRequest, UnknownHardware and UnknownSignal."""
         started = time.perf_counter()
         check_request(request)
-        exclusions = self._journal.exclusions(request)
+        exclusions = self.journal.exclusions(request)
         snapshot, config = self.snapshots.current(), self._config()
         try:
             result = answer(snapshot, request, config, exclusions)
@@ -191,37 +191,9 @@ class Retriever:
 
     def _logged(self, result: AnswerResult, revision: int, started: float) -> Answer:
         logged = replace(result.answer, retrieval_id=new_id("ret"))
-        self._journal.record_answer(replace(result, answer=logged), revision, started)
+        self.journal.record_answer(replace(result, answer=logged), revision, started)
         describe_answer(logged)
         return logged
-
-    def report_outcome(
-        self,
-        retrieval_id: str,
-        *,
-        used: Sequence[str] = (),
-        correct: bool | None = None,
-        speedup: float | None = None,
-        baseline_speedup: float | None = None,
-        note: str | None = None,
-        access_scope: AccessScope = ALL_ACCESS,
-    ) -> str:
-        """Store the outcome of an answer and return the outcome's id. See `Journal.report`."""
-        return self._journal.report(
-            retrieval_id,
-            used=used,
-            correct=correct,
-            speedup=speedup,
-            baseline_speedup=baseline_speedup,
-            note=note,
-            access_scope=access_scope,
-        )
-
-    def request_of(
-        self, retrieval_id: str, *, access_scope: AccessScope = ALL_ACCESS
-    ) -> dict[str, Any]:
-        """The stored request of an answer. See `Journal.request_of`."""
-        return self._journal.request_of(retrieval_id, access_scope=access_scope)
 
     def warm(self, folder: Path, shipped: Path) -> None:
         """Load the vectors of the signals' sentences from `shipped`; `folder` caches others."""
@@ -229,7 +201,7 @@ class Retriever:
 
     def close(self) -> None:
         """Write the queued rows of the journal."""
-        self._journal.close()
+        self.journal.close()
 
     def _config(self) -> AnswerConfig:
         dense = self._dense_ready()
@@ -455,9 +427,9 @@ class Journal:
         self,
         retrieval_id: str,
         *,
-        used: Sequence[str],
-        correct: bool | None,
-        speedup: float | None,
+        used: Sequence[str] = (),
+        correct: bool | None = None,
+        speedup: float | None = None,
         baseline_speedup: float | None = None,
         note: str | None = None,
         access_scope: AccessScope = ALL_ACCESS,

@@ -168,7 +168,7 @@ def report_outcome(
     """Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer that
     were acted on. Report once for each kernel that the answer led to: every report counts as one
     outcome, also a second one for the same answer."""
-    outcome = services.retriever.report_outcome(
+    outcome = services.retriever.journal.report(
         retrieval_id,
         used=used,
         correct=correct,

@@ -53,7 +53,7 @@ def ask(request: Request, services: Parts, of: str = "") -> HTMLResponse:
 
 def _earlier(services: Services, retrieval_id: str) -> dict[str, str]:
     """The fields of an earlier request. A profile and a draft are shown as the pasted text."""
-    stored = services.retriever.request_of(retrieval_id, access_scope=services.access)
+    stored = services.retriever.journal.request_of(retrieval_id, access_scope=services.access)
     given = {name: str(stored[name]) for name in FIELDS if stored.get(name) and name != "metrics"}
     if stored.get("metrics"):
         given["metrics"] = json.dumps(stored["metrics"])

@@ -26,7 +26,6 @@ from kb.catalog.facts import (
     FactStatus,
     Outdated,
     accepted_facts,
-    add_read_facts,
     effective_facts,
     note_value_read,
     outdated_facts,
@@ -276,10 +275,6 @@ class HardwareRegistry:
     def values_if_known(self, hardware_id: str) -> dict[str, float | str]:
         """The same; empty for removed hardware, which runs may still name."""
         return self.values(hardware_id) if hardware_id in self.all() else {}
-
-    def propose(self, connection: Connection, proposals: Sequence[Fact]) -> int:
-        """Add facts read from a document, in its transaction; a person's decision stays."""
-        return add_read_facts(connection, proposals)
 
     def outdated(self, name: str) -> list[Outdated]:
         """The accepted facts of exactly this hardware that are of a replaced version of their

@@ -407,7 +407,7 @@ def test_run_is_not_shown_unhelpful_excerpts_again(bases: Bases) -> None:
 def test_helpful_excerpts_may_be_shown_again(bases: Bases) -> None:
     given = {"log": "error: the tiles of the zebrafish do not fit", "max_tokens": 3_000}
     first = bases.ask("assembly", run_id="run_helped", **given)
-    bases.base.services.retriever.report_outcome(first.retrieval_id, correct=True)
+    bases.base.services.retriever.journal.report(first.retrieval_id, correct=True)
     second = bases.ask("assembly", run_id="run_helped", **given)
     assert situation(second) == situation(first)
 

@@ -217,11 +217,11 @@ def test_run_is_not_given_unhelpful_excerpts_again(retriever: Retriever) -> None
     given = {"hardware": "h100", "log": PTXAS, "run_id": "run_1"}
     first = answer_to(retriever, **given)
     vain = first.excerpts[0].id
-    retriever.report_outcome(first.retrieval_id, used=(vain,), correct=False)
+    retriever.journal.report(first.retrieval_id, used=(vain,), correct=False)
     second = answer_to(retriever, **given)
     assert second.excerpts and vain not in {excerpt.id for excerpt in second.excerpts}
     assert first.excerpts[1].id in {excerpt.id for excerpt in second.excerpts}
-    retriever.report_outcome(second.retrieval_id, correct=False)
+    retriever.journal.report(second.retrieval_id, correct=False)
     third = answer_to(retriever, **given)
     assert not {e.id for e in second.excerpts} & {e.id for e in third.excerpts}
 

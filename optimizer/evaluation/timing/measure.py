@@ -12,7 +12,7 @@ import operator
 import random
 import secrets
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -463,7 +463,7 @@ def hidden_ns(pairs: Sequence[BlockPair], threads: int) -> float:
     if threads == 1:
         kinds.append((_all_threads_ns, _preparing_threads_ns))
     most = max(min(ours(c) - theirs(b) for b, c in pairs) for ours, theirs in kinds)
-    own = _median(c.mean_ns for _, c in pairs)
+    own = statistics.median(c.mean_ns for _, c in pairs)
     charged = most if most > CHARGED_SHARE * own + CHARGED_NS else 0.0
     return max(charged, unreported_ns(pairs))
 
@@ -475,9 +475,9 @@ def unreported_ns(pairs: Sequence[BlockPair]) -> float:
     if len(pairs) < MIN_BLOCKS or not all(block.outer for pair in pairs for block in pair):
         return 0.0
     beyond = sorted(_unreported_ns(ours) - _unreported_ns(theirs) for theirs, ours in pairs)
-    own = _median(ours.mean_ns for _, ours in pairs)
+    own = statistics.median(ours.mean_ns for _, ours in pairs)
     surely = beyond[len(beyond) // 4]
-    return _median(beyond) if surely > OUTER_SHARE * own + OUTER_NS else 0.0
+    return statistics.median(beyond) if surely > OUTER_SHARE * own + OUTER_NS else 0.0
 
 
 def _unreported_ns(block: TimedBlock) -> float:
@@ -492,7 +492,7 @@ def _unreported_ns(block: TimedBlock) -> float:
 def _hidden_work(baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]) -> Iterator[Flag]:
     """The supervisor's clock against the runner's. Hidden work is in every block, a delay of the
     machine is not, so the candidate's best block counts."""
-    own = _median(b.mean_ns for b in candidate)
+    own = statistics.median(b.mean_ns for b in candidate)
     calls = min(len(b.times) for b in candidate)
     spans = max(len(b.spans) / len(b.times) for b in candidate)
     # The two blocks of a pair have the same number of calls, so their fixed costs cancel.
@@ -510,7 +510,7 @@ def _hidden_work(baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]
     streams = any(b.walls != b.times for b in candidate)
     outside = min(map(_outside_ns, candidate)) - max(map(_outside_ns, baseline)) - cold
     late = late_ns(candidate) - late_ns(baseline)
-    usual = HOST_SHARE * _median(map(_outside_ns, baseline)) if streams else 0.0
+    usual = HOST_SHARE * statistics.median(map(_outside_ns, baseline)) if streams else 0.0
     if outside > OUTSIDE_SHARE * own + OUTSIDE_NS + BLOCK_NS / calls + usual:
         kind = Violation.SIDE_STREAM if streams else Violation.BACKGROUND_WORK
         yield _outside_flag(kind, outside)
@@ -529,7 +529,7 @@ def _waiting_for_a_reader(
 ) -> Iterator[Flag]:
     """Work that waits until the outputs are read is in every block."""
     late = _touched_later_ns(baseline, candidate) - _cold_pages_ns(baseline, candidate)
-    if late > TOUCH_SHARE * _median(b.mean_ns for b in candidate) + TOUCH_NS:
+    if late > TOUCH_SHARE * statistics.median(b.mean_ns for b in candidate) + TOUCH_NS:
         message = f"{late / 1e3:.0f} us a call of work wait for a reader"
         yield Flag(Violation.LATE_OUTPUT, "reject", message)
 
@@ -537,7 +537,7 @@ def _waiting_for_a_reader(
 def _touched_later_ns(baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]) -> float:
     """How much longer a call's outputs take to be read: the candidate's best block against the
     reference's median."""
-    return min(map(_touch_ns, candidate)) - _median(map(_touch_ns, baseline))
+    return min(map(_touch_ns, candidate)) - statistics.median(map(_touch_ns, baseline))
 
 
 def _cold_pages_ns(baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]) -> float:
@@ -604,10 +604,6 @@ def _refill_ns(block: TimedBlock) -> float:
 def _outside_ns(block: TimedBlock) -> float:
     """Nanoseconds a call that the wall saw and the clock of the calls missed."""
     return (_wall_ns(block) - sum(block.times)) / len(block.times)
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
 
 
 # -- on a GPU

@@ -106,7 +106,7 @@ class ServiceKnowledge:
         # A skill's move is credited to the skill, since the answer shows the skill.
         named = (skill_of(name) if skill_of(name) in node.shown.skills else name for name in used)
         credited = list(dict.fromkeys(name for name in named if name in shown))
-        self._base.retriever.report_outcome(
+        self._base.retriever.journal.report(
             retrieval_id,
             used=credited,
             correct=node.correct if node.evaluation is not None else None,
