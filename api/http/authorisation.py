@@ -305,7 +305,7 @@ def _no_key(headers: Headers) -> Unauthorized:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A channel that replays the body, then goes on with the connection."""
+    """A channel that replays the body, then continues the connection."""
     sent = False
 
     async def replay() -> Message:

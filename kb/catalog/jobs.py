@@ -3,7 +3,7 @@
 A worker owns a running job while it is alive (`kb.data_dir.is_alive`), on another machine while its
 lease lasts. `requeue_abandoned` queues the jobs of dead workers again, however often: a killed
 worker is not the fault of its document. After `MANY_ATTEMPTS` it waits for the others of its share,
-in case it is. The next worker goes on from a job's checkpoint.
+in case it is. The next worker continues from a job's checkpoint.
 
 Jobs have shares that take turns, so that a caller with a thousand documents does not delay one with
 two. Jobs that are `behind` wait for all others. Jobs of one upload share a

@@ -40,7 +40,7 @@ ATTEMPTS = 3  # at one evaluation, where the machine or the infrastructure faile
 FAILED_IN_A_ROW = 5  # nodes after which the run ends
 SHORTEST = 1.0  # seconds; shorter stages of the preparation are not mentioned
 CANCELLED = "it was cancelled"
-INTERRUPTED = "it was interrupted; `kernlore runs resume` goes on with it"
+INTERRUPTED = "it was interrupted; `kernlore runs resume` continues it"
 GIVEN_UP = f"{FAILED_IN_A_ROW} evaluations in a row failed for reasons outside the kernels"
 Log = Callable[[str], None]
 

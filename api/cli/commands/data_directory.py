@@ -97,7 +97,7 @@ def restore(
     restored = restore_backup(file, read_settings(data_dir), _progress(as_json))
     for name, value in restored.settings.items():
         then = f"{value!r}" if value else "not set"
-        note(f"KERNLORE_{name.upper()} was {then} when the backup was taken; it is not so here")
+        note(f"KERNLORE_{name.upper()} was {then} when the backup was taken, and differs here")
     return {
         "data_dir": str(restored.data_dir),
         **_described(restored.contents),

@@ -596,7 +596,7 @@ def read(
 ) -> Json:
     """Have a language model read a chip's documents.
 
-    Answers then rank by what each section is good for. The same command goes on where an earlier
+    Answers then rank by what each section is good for. The same command continues where an earlier
     one ended; it exits 1 if sections are left.
     """
     from api.section_models import limits_of, read_sections, section_model
@@ -630,7 +630,7 @@ def _spent_lines(spent: Json, report: Json) -> Iterator[str]:
         yield f"a thousand pages of 3,000 characters: {tokens:,.0f} tokens{price}"
     yield from (f"failed: {reason}" for reason in spent["failed"])
     if spent["stopped"]:
-        yield f"stopped: {spent['stopped']}; the same command goes on"
+        yield f"stopped: {spent['stopped']}; the same command continues"
 
 
 @command(app, text=lambda report: _prepared_text(report), failed=lambda r: bool(r["spent"]["left"]))

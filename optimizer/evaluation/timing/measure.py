@@ -385,7 +385,7 @@ def _left_running(candidate: TimedSide, defences: Defences) -> Iterator[Flag]:
 # -- evidence of clocks and of a runner's own reports against a candidate
 #
 # Compared with the reference: time and processor time of its blocks that are not in the times of
-# its calls, work that a GPU goes on with after a call, and functions that were replaced.
+# its calls, work that a GPU continues after a call, and functions that were replaced.
 
 MIN_BLOCKS = 4  # with fewer, chance explains much
 # How much the candidate's clocks may miss and still be a delay of the machine: shares of a block

@@ -244,7 +244,7 @@ class Nodes:
             if until is None and now - seen > NO_NODE_SECONDS:
                 raise Unavailable(
                     f"no node with {self.slots.label}={'|'.join(self.slots.values)} is left",
-                    hint="Start one; `kernlore runs resume` with --ray goes on.",
+                    hint="Start one; `kernlore runs resume --ray` continues the run.",
                 )
         self.activity.show()
 

@@ -166,7 +166,7 @@ class ServiceRuns:
                 raise
             return beginning
         if row["state"] == "running" and owner_of(self._base, run_id) is None:
-            row["note"] = "no process works on it; `kernlore runs resume` goes on with it"
+            row["note"] = "no process works on it; `kernlore runs resume` continues it"
         return row
 
     def _beginning(self, run_id: str) -> ShownRun | None:

@@ -511,7 +511,7 @@ def _process(run: RunRow, owner: Owner | None) -> Json:
     if run.state != "running":
         return {}
     if owner is None:
-        return {"process": f"none; `kernlore runs resume {run.id}` goes on with it"}
+        return {"process": f"none; `kernlore runs resume {run.id}` continues it"}
     return {"process": owner.pid if owner.here else owner.name}
 
 

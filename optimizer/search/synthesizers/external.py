@@ -128,7 +128,7 @@ def _proposal(context: ProposalContext, candidate: dict[str, Any], seconds: floa
         fields = {n: candidate[n] for n in ("files", "main", "language", "entry") if n in candidate}
         bundle = Bundle(**fields, parameters=candidate.get("parameters") or {}, origin="external")
     except (TypeError, KeyError, ValueError) as problem:
-        raise ProposalFailed(f"what came is no candidate: {problem}") from problem
+        raise ProposalFailed(f"the answer is no candidate: {problem}") from problem
     shown = context.knowledge.shown()
     known = {*shown.excerpts, *shown.moves, *shown.skills}
     proposal = Proposal(

@@ -360,7 +360,7 @@ def _texts(fields: Mapping[str, Any], name: str) -> list[str]:
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
 MAX_CALLS = 8  # of one answer, that are run
 MOST_CALLS = 64  # of one answer, that are stored
-NOT_ANSWERED = f"not carried out: {MAX_CALLS} calls of one answer are; ask again where you need it"
+NOT_ANSWERED = f"not run: only the first {MAX_CALLS} calls of an answer are; ask again if needed"
 MAX_RESULT = 6_000  # characters
 MAX_QUERY = 400
 MAX_QUOTED = 60_000  # characters of an answer that is sent back to the model
