@@ -294,7 +294,7 @@ class Snapshot:
             return {p.seq: p for p in map(self._passage, rows.tolist())}
         rows = rows[self._within(scope)[self._abouts[1][rows]]]
         passages = map(self._passage, rows.tolist())
-        return {p.seq: _as_seen(p, scope.access_scope) for p in passages}
+        return {p.seq: p.seen_by(scope.access_scope) for p in passages}
 
     def numbers(self, passage_ids: Iterable[str]) -> dict[str, int]:
         """Numbers of passages by id; unknown ids are left out."""
@@ -425,7 +425,7 @@ class Snapshot:
                 part = None
                 if scope.access_scope.restricted or not admitted.all():
                     shown = map(self._passage, members[admitted].tolist())
-                    part = [_as_seen(passage, scope.access_scope) for passage in shown]
+                    part = [passage.seen_by(scope.access_scope) for passage in shown]
                 yield identity, row, part
 
     def parents(self, section_ids: Iterable[str]) -> dict[str, str | None]:
@@ -930,13 +930,6 @@ def _passage(part: _MountedSegment, row: int) -> Passage:
         tags=tuple(map(tuple, tags)),
         corrected=corrected,
     )
-
-
-def _as_seen(passage: Passage, access: AccessScope) -> Passage:
-    """The passage without the names of other chips that it is about."""
-    if not access.restricted:
-        return passage
-    return passage._replace(hardware=access.visible_hardware(passage.hardware))
 
 
 def _sees(access: AccessScope, document: StoredDocument) -> bool:

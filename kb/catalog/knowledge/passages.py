@@ -57,6 +57,12 @@ class Passage(NamedTuple):
         """The text under its table header, if it has one."""
         return f"{self.lead}\n{self.text}" if self.lead else self.text
 
+    def seen_by(self, access: AccessScope) -> Passage:
+        """The passage without the names of other chips that it is about."""
+        if not access.restricted:
+            return self
+        return self._replace(hardware=access.visible_hardware(self.hardware))
+
 
 _SELECT = (
     sa.select(
@@ -106,7 +112,7 @@ def about(connection: Connection, hardware_id: str, access_scope: AccessScope) -
         .exists(),
     )
     rows = list(connection.execute(query.order_by(t.passages.c.seq)))
-    return [_as_seen(passage, access_scope) for passage in _with_tags(connection, rows)]
+    return [passage.seen_by(access_scope) for passage in _with_tags(connection, rows)]
 
 
 def of_version(
@@ -125,7 +131,7 @@ def of_version(
     rows = list(
         connection.execute(query.order_by(t.passages.c.ordinal).offset(offset).limit(limit))
     )
-    return [_as_seen(passage, access_scope) for passage in _with_tags(connection, rows)]
+    return [passage.seen_by(access_scope) for passage in _with_tags(connection, rows)]
 
 
 def get(connection: Connection, passage_id: str, access_scope: AccessScope) -> Passage:
@@ -137,7 +143,7 @@ def get(connection: Connection, passage_id: str, access_scope: AccessScope) -> P
         raise NotFound(
             f"no passage {passage_id!r}", hint="GET /documents/{id}/passages lists them."
         )
-    return _as_seen(_with_tags(connection, [row])[0], access_scope)
+    return _with_tags(connection, [row])[0].seen_by(access_scope)
 
 
 def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Passage]:
@@ -152,13 +158,6 @@ def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Pass
             tags.setdefault(tag.passage_id, []).append((tag.kind, tag.value))
     hardware = hardware_of_passages(connection, ids)
     return [_passage(row, hardware.get(row.id, ()), tuple(tags.get(row.id, ()))) for row in rows]
-
-
-def _as_seen(passage: Passage, access: AccessScope) -> Passage:
-    """Without the names of other chips that it is about."""
-    if not access.restricted:
-        return passage
-    return passage._replace(hardware=access.visible_hardware(passage.hardware))
 
 
 def _passage(
