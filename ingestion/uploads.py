@@ -43,7 +43,7 @@ from kb.catalog.knowledge.versions import (
     with_own_key,
 )
 from kb.catalog.meta import bump_waiting
-from kb.errors import InvalidRequest, NotFound, ParseFailed, PayloadTooLarge, nearest
+from kb.errors import InvalidRequest, NotFound, ParseFailed, PayloadTooLarge, unknown_word
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 
@@ -294,12 +294,7 @@ class Uploads:
         if category is None or not category.strip():
             return "hardware" if hardware else "guidance"
         if category not in CATEGORIES:
-            near = nearest(category, CATEGORIES)
-            raise InvalidRequest(
-                f"unknown category {category!r}",
-                hint=f"Use one of {', '.join(CATEGORIES)}"
-                + (f"; did you mean {near[0]}?" if near else "."),
-            )
+            raise unknown_word("category", category, CATEGORIES)
         if category == "hardware" and not hardware:
             raise InvalidRequest(
                 "a document of category hardware needs a hardware id",

@@ -107,6 +107,13 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return (ranked + [c for c in contained if c not in ranked])[:count]
 
 
+def unknown_word(what: str, word: str, known: Sequence[str]) -> InvalidRequest:
+    """The error of a word that is none of the known ones."""
+    near = nearest(word, known)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    return InvalidRequest(f"unknown {what} {word!r}", hint=f"Use one of {', '.join(known)}{meant}")
+
+
 class UnknownSignal(NotFound):
     """No such signal; the hint names the nearest ids."""
 

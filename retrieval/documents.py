@@ -21,7 +21,7 @@ from kb.catalog.knowledge.passages import Passage, Patch
 from kb.catalog.knowledge.samples import RecipeStatus, StoredRecipe, decide_recipe, list_recipes
 from kb.catalog.knowledge.versions import check_document, succession_of
 from kb.embedding import embedding_text
-from kb.errors import InvalidRequest, NotFound, StoreAway, nearest
+from kb.errors import InvalidRequest, NotFound, StoreAway, unknown_word
 from kb.plain import Doc
 from kb.scope import ANY, CATEGORIES, Category
 from retrieval.diagnose.signals import load_signals
@@ -269,12 +269,7 @@ def page_of_documents(
     `offset`, and the number of all. `words` must each occur in title or source key. Raises
     UnknownHardware, and InvalidRequest for an unknown category."""
     if category is not None and category not in CATEGORIES:
-        near = nearest(category, CATEGORIES)
-        raise InvalidRequest(
-            f"unknown category {category!r}",
-            hint=f"Use one of {', '.join(CATEGORIES)}"
-            + (f"; did you mean {near[0]}?" if near else "."),
-        )
+        raise unknown_word("category", category, CATEGORIES)
     filters: dict[str, Any] = {
         "hardware": base.registry.resolve(hardware) if hardware else None,
         "category": category,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from kb.answers import ANSWER_FIELDS
-from kb.errors import InvalidRequest, nearest
+from kb.errors import InvalidRequest, unknown_word
 from kb.predicates import Value
 from kb.problem_terms import ROLES, canonical_dtype, canonical_op, problem_terms
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
@@ -255,9 +255,4 @@ _WORD_OF = {
 def _check_words(name: str, words: Any, known: tuple[str, ...]) -> None:
     for word in words:
         if word not in known:
-            near = nearest(word, known)
-            raise InvalidRequest(
-                f"unknown {_WORD_OF.get(name, name)} {word!r}",
-                hint=f"Use one of {', '.join(known)}"
-                + (f"; did you mean {near[0]}?" if near else "."),
-            )
+            raise unknown_word(_WORD_OF.get(name, name), word, known)
