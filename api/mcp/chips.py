@@ -133,7 +133,9 @@ async def upload_document(routes: Routes, given: DocumentArguments) -> results.U
         symbols=read.get("symbols", 0),
         samples=read.get("samples", 0),
         facts_waiting=[_fact(row) for row in stated["facts"]],
-        not_read=[*read.get("rows_not_read", ()), *read.get("warnings", ())],
+        not_read=[
+            note for kind in ("remarks", "rows_not_read", "warnings") for note in read.get(kind, ())
+        ],
     )
 
 

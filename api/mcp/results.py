@@ -313,7 +313,7 @@ class UploadedDocument(Result):
     symbols: int = Field(description="Names with a card.")
     samples: int = Field(description="Whole kernels.")
     facts_waiting: list[StatedFact] = Field(description="For `decide_facts`.")
-    not_read: list[str] = Field(description="Table rows that are no known fact, and warnings.")
+    not_read: list[str] = Field(description="Remarks, rows that are no known fact, warnings.")
 
 
 class ListedFacts(Result):

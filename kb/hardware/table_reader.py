@@ -43,7 +43,7 @@ class Problems:
         noun = "problem" if len(self.entries) == 1 else "problems"
         raise InvalidKnowledge(
             f"{self.origin}: {len(self.entries)} {noun}\n{listed}",
-            hint="Correct each entry named in the message, then register the file again.",
+            hint="Correct each entry named in the message, then send it again.",
             details={
                 "origin": self.origin,
                 "problems": [

@@ -123,9 +123,13 @@ def test_all_signals_of_a_request_are_in_verdict_in_order() -> None:
 
 
 LAUNCH, SPILL, TENSOR = "launch_error", "register_spill", "tensor_core_underuse"
+ILLEGAL = "illegal_memory_access"
+NEXT_TO = "bytes after the nearest allocation at 0x7f of size 64 bytes"
 OF_ERRORS = [
     move("threads", "threads", f"signals.{LAUNCH}", (LAUNCH,)),
     move("rebuild", "library", f"signals.{LAUNCH}", (LAUNCH,)),
+    move("widen", "dtype", f"signals.{ILLEGAL}", (ILLEGAL,)),
+    move("mask-tail", "mask", f"signals.{ILLEGAL}", (ILLEGAL,)),
     move("wider", "tile_n", f"signals.{TENSOR}", (TENSOR,)),
     move("in-flight", "accumulate", f"signals.{TENSOR}", (TENSOR,)),
     move("smaller", "tile_n", f"signals.{SPILL}", (SPILL,)),
@@ -147,7 +151,10 @@ C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are se
         (f"{C7510}insufficient register resources for the wgmma pipeline", ["smaller"]),
         (f"{C7510}non wgmma instructions defining accumulator registers", ["in-flight"]),
         ('k.cu(4): error: identifier "nope" is undefined', []),
-        ('k.cu(4): error: expected a ";"', ["bisect"]),
+        ('k.cu(4): error: expected a ";"', []),
+        (f"and is 4 {NEXT_TO}", ["mask-tail"]),
+        (f"and is 4,096 {NEXT_TO}", ["widen", "mask-tail"]),
+        ("nvcc error : 'cicc' died due to signal 11", ["bisect"]),
     ],
 )
 def test_moves_follow_recognised_error(log: str, listed: list[str]) -> None:

@@ -167,7 +167,9 @@
     const box = document.querySelector("#finder");
     const open = (event) => {
       event.preventDefault();
-      if (!box.open) box.showModal();
+      if (box.open) return;
+      box.showModal();
+      box.querySelector("input").select();
     };
     link.addEventListener("click", open);
     addEventListener("keydown", (event) => {
@@ -175,6 +177,13 @@
       if ((event.key === "/" && !typing) || (event.key === "k" && (event.ctrlKey || event.metaKey))) open(event);
     });
     box.addEventListener("click", (event) => event.target === box && box.close());
+    box.addEventListener("keydown", (event) => {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const stops = [...box.querySelectorAll("input, #found a")];
+      stops.at((stops.indexOf(document.activeElement) + step) % stops.length).focus();
+    });
   };
 
   const prepareAll = (box) =>

@@ -217,9 +217,16 @@ def test_shortcut_opens_global_search(site: Site, page: Page) -> None:
     page.goto(f"{site.url}/ui/runs")
     page.keyboard.press("/")
     page.keyboard.type("h100")
-    expect(page.locator("#found").get_by_role("link").first).to_be_visible()
+    links = page.locator("#found").get_by_role("link")
+    expect(links.first).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    expect(links.first).to_be_focused()
+    page.keyboard.press("ArrowUp")
     page.keyboard.press("Escape")
     expect(page.locator("#finder")).to_be_hidden()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("b200")
+    expect(page.get_by_label("Search chips")).to_have_value("b200")
 
 
 def test_markup_in_title_is_escaped(site: Site, page: Page, tmp_path: Path) -> None:
