@@ -155,7 +155,8 @@ def answer(
     result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
     result = replace(result, profile=profile, uplift=uplift, versions=standings.versions)
     if request.query is not None:
-        result = replace(result, facts=named_facts(request.query, scope.facts))
+        terms = [term for _, term in snapshot.lexicon(scope.lineage, request.access_scope)]
+        result = replace(result, facts=named_facts(request.query, scope.facts, terms))
     return AnswerResult(request, result, _shown(excerpts, composed))
 
 

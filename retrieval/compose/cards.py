@@ -21,6 +21,7 @@ from kb.prompt_tokens import count_tokens
 from kb.tokens import STOP_WORDS, tokenize
 from retrieval.compose.sections import Block, fenced
 from retrieval.search.names import names_in
+from retrieval.snapshot.lexicon import Term
 from retrieval.snapshot.ontology import load_ontology
 
 BRIEF = 160  # characters of a meaning in one line
@@ -287,14 +288,20 @@ _ASKS_FOR_VALUE = re.compile(
     r"|limits|peak|sizes?|capacity|bandwidth|rate)\b"
 )
 MOST_NAMED = 6
+ON_CHIP = "on_chip_memory"  # the concept of the facts of shared memory
 
 
-def named_facts(question: str, facts: Mapping[str, Fact]) -> tuple[NamedFact, ...]:
+def named_facts(
+    question: str, facts: Mapping[str, Fact], terms: Iterable[Term] = ()
+) -> tuple[NamedFact, ...]:
     """The facts whose keys a question for a value names: it has all words of the key but the weak
-    ones, or other words for them, as the ontology and `_SPELLED` have them. A key whose words are
-    part of those of another one is left out: tensor memory is not the chip's memory."""
+    ones, or other words for them, as the ontology, `_SPELLED` and the `terms` of the chip's manuals
+    have them. A key whose words are part of those of another one is left out: tensor memory is not
+    the chip's memory."""
     if not _ASKS_FOR_VALUE.search(question):
         return ()
+    for name in sorted({t.term for t in terms if t.concept == ON_CHIP}, key=len, reverse=True):
+        question = re.sub(rf"(?i)\b{re.escape(name)}\b", "shared memory", question)
     words = _fact_words(question)
     found: dict[str, frozenset[str]] = {}
     for key, fact in facts.items():
@@ -323,7 +330,7 @@ def _fact_words(text: str) -> frozenset[str]:
 @lru_cache(maxsize=1)
 def _on_chip_memory() -> re.Pattern[str]:
     """The names of memory on a chip, the longest first. Abbreviations have their case."""
-    concept = load_ontology().concepts["on_chip_memory"]
+    concept = load_ontology().concepts[ON_CHIP]
     names = [*concept.names, *(name for own in concept.families.values() for name in own)]
     names.sort(key=len, reverse=True)
     cased = (re.escape(n) if n.isupper() else f"(?i:{re.escape(n)})" for n in names)

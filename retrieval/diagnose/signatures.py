@@ -124,7 +124,7 @@ _OPTIONAL = (
 NEEDED, LIMIT = "needed", "limit"
 UNITS = ("bytes", "bits", "columns", "elements", "groups", "partitions", "registers", "threads")
 # Default roles by class: a smaller tile does not fix a wrong driver or target.
-_ROLES_OF_CLASS = {"broken_environment": ("library",)}
+_ROLES_OF_CLASS: Mapping[str, tuple[str, ...]] = {"broken_environment": ("library",)}
 # Roles for a source that a compiler rejects: its message names the place, so no bisection.
 _OF_REJECTED = tuple(role for role in ROLES if role != "fuse")
 
@@ -239,9 +239,8 @@ class SignatureMatch:
     @property
     def roles(self) -> tuple[str, ...] | None:
         """The roles of moves that can fix this; None for any."""
-        of_class = _ROLES_OF_CLASS.get(self.failure_class or "")
-        if self.failure_class == "user_mistake" and self.signature.signal == "compile_error":
-            of_class = _OF_REJECTED
+        rejected = (self.failure_class, self.signature.signal) == ("user_mistake", "compile_error")
+        of_class = _OF_REJECTED if rejected else _ROLES_OF_CLASS.get(self.failure_class or "")
         return next((s.roles for s in self._both if s.roles is not None), of_class)
 
     @property

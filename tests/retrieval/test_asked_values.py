@@ -10,6 +10,8 @@ import pytest
 from kb.catalog.facts import Fact
 from retrieval.compose.cards import named_facts
 from retrieval.search.by_names import asked_value, stated_share
+from retrieval.snapshot.lexicon import SectionTexts, terms_of
+from retrieval.snapshot.ontology import load_ontology
 
 SIZES = (
     "A core has two memories, a 24MiB SBUF as the main storage and a 2MiB PSUM for sums. Both have"
@@ -110,6 +112,10 @@ FACTS = {key: fact(key) for key in KEYS}
         ),
         ("How wide is the DMA data path?", {"x_dma_data_width"}),
         (
+            "How large is the TCDM and how many banks has it?",
+            {"shared_memory_per_unit", "shared_memory_per_block", "shared_memory_banks"},
+        ),
+        (
             "How large is the scratchpad and how many banks has it?",
             {"shared_memory_per_unit", "shared_memory_per_block", "shared_memory_banks"},
         ),
@@ -120,6 +126,15 @@ FACTS = {key: fact(key) for key in KEYS}
 )
 def test_question_for_a_value_gets_its_facts(question: str, keys: set[str]) -> None:
     assert {named.key for named in named_facts(question, FACTS)} == keys
+
+
+def test_question_with_a_term_of_the_manuals_gets_its_facts() -> None:
+    question = "How large is the local vault?"
+    text = "The Local Vault is a scratchpad of each core."
+    terms = terms_of([SectionTexts("s", ["Memory"], [text])], load_ontology())
+    assert named_facts(question, FACTS) == ()
+    keys = {named.key for named in named_facts(question, FACTS, terms)}
+    assert keys == {"shared_memory_per_unit", "shared_memory_per_block"}
 
 
 def test_fact_has_value_with_unit_and_source() -> None:
