@@ -98,15 +98,8 @@ def add(request: Request, services: Parts, form: SentForm) -> Response:
 
 
 @router.get("/{hardware_id}")
-def show(
-    hardware_id: str,
-    request: Request,
-    services: Parts,
-    chosen: Annotated[FactFilter | None, Query(alias="facts")] = None,
-) -> HTMLResponse:
-    """Lineage, the steps to a first kernel, counts. With `facts`, the page of facts."""
-    if chosen is not None:
-        return list_facts(hardware_id, request, services, chosen)
+def show(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """Lineage, the steps to a first kernel, counts."""
     chip = hardware.show_hardware(services, hardware_id)
     facts = hardware.list_facts(services, chip.id).facts
     proposed = hardware.list_facts(services, chip.id, "proposed").facts

@@ -79,16 +79,16 @@ def _of_chips(services: Services) -> list[HomeTask]:
     names = {spec.id: spec.name for spec in services.registry.all().values()}
     outdated = outdated_counts(services.registry)
     for chip, proposed, conflicts in open_questions(services.registry):
-        link = f"/hardware/{chip}"
+        link = f"/hardware/{chip}/facts"
         why = "A newer version of a manual has other values; accepted ones hold until then."
         what = f"accepted facts of {names[chip]} are from a replaced version"
-        tasks.append(HomeTask(outdated.get(chip, 0), what, f"{link}?facts=all#facts", why))
+        tasks.append(HomeTask(outdated.get(chip, 0), what, f"{link}?facts=all", why))
         why = "Accepted facts bound the parameters of kernels; proposed ones are not used."
         what = f"proposed {'fact' if proposed == 1 else 'facts'} of {names[chip]}"
-        tasks.append(HomeTask(proposed, what, f"{link}?facts=proposed#facts", why))
+        tasks.append(HomeTask(proposed, what, f"{link}?facts=proposed", why))
         why = "Sources give different values. Reject the wrong one."
         tasks.append(
-            HomeTask(conflicts, f"conflicts about {names[chip]}", f"{link}?facts=all#facts", why)
+            HomeTask(conflicts, f"conflicts about {names[chip]}", f"{link}?facts=all", why)
         )
     return tasks
 

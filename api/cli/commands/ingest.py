@@ -284,7 +284,7 @@ def _report(
 ) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in counts_of(files).items() if count)
     lines = [f"\n{len(files)} files: {counts or 'nothing to do'}"]
-    lines += [file_text(file) for file in files if file.bad]
+    lines += [f"{file.state or file.outcome:<12} {file.name}" for file in files if file.bad]
     lines += [f"\n{reading_text(report)}" for report in read]
     lines += [f"\n{coverage_text(chip)}" for chip in coverage.values()]
     lines += [

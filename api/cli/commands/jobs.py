@@ -293,7 +293,8 @@ def file_text(file: UploadedFile) -> str:
         line += f"  ({file.result['passages']} passages)"
     if file.error is not None:
         hint = file.error.get("hint")
-        line += f": {file.error.get('message')}" + (f" ({hint})" if hint else "")
+        line += f": {str(file.error.get('message')).removeprefix(f'{file.name} ')}"
+        line += f" ({hint})" if hint else ""
     elif file.state == "partial" and (reasons := _unread(file.result)):
         line += f": {'; '.join(reasons)}"
     return "\n".join([line, *(f"{'':<12} {remark}" for remark in _remarks(file.result))])

@@ -26,8 +26,9 @@ FORM = {"content-type": "application/x-www-form-urlencoded", "origin": URL}
 
 def paths(filled: Filled) -> Iterator[str]:
     yield from ("", "/", "/hardware", "/hardware?q=h100", "/hardware/h100", "/upload", "/recipes")
-    yield from (f"/hardware/{CHIP}", f"/hardware/{CHIP}?facts=proposed", "/hardware/h100?facts=all")
+    yield from (f"/hardware/{CHIP}", f"/hardware/{CHIP}/facts?facts=proposed")
     yield from (
+        "/hardware/h100/facts?facts=all",
         "/hardware/h100/symbols",
         "/hardware/h100/symbols?q=wgmma",
         "/hardware/h100/samples",
