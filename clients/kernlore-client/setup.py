@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 from setuptools import setup
@@ -44,7 +45,10 @@ class CarryModule(sdist):
         shutil.copyfile(source(), Path(base_dir) / CARRIED.name)
 
 
+BUILD = tempfile.TemporaryDirectory()  # an installation leaves nothing in the checkout
+
 setup(
+    options={"build": {"build_base": BUILD.name}, "egg_info": {"egg_base": BUILD.name}},
     version=version(),
     py_modules=[MODULE],
     cmdclass={"build_py": BuildModule, "sdist": CarryModule},

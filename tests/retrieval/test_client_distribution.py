@@ -24,7 +24,7 @@ HTTPX = ("httpx", "httpcore", "h11", "anyio", "sniffio", "idna", "certifi", "typ
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the two folders that a build reads, because building writes next to its sources."""
+    """A copy of the two folders that a build reads."""
     copy = tmp_path_factory.mktemp("checkout")
     leavings = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / PROJECT, copy / PROJECT, ignore=leavings)
@@ -49,8 +49,10 @@ OFFLINE = ("--no-deps", "--no-index")
 
 
 def built(project: Path, into: Path) -> Path:
-    """The wheel."""
+    """The wheel; building it leaves nothing next to its sources."""
+    before = sorted(project.rglob("*"))
     pip("wheel", *OFFLINE, "--no-build-isolation", "-w", into / "wheels", project, cwd=into)
+    assert sorted(project.rglob("*")) == before
     (wheel,) = (into / "wheels").glob("kernlore_client-*-py3-none-any.whl")
     return wheel
 
