@@ -327,7 +327,10 @@ def facts_of(
 
 
 _REASON = re.compile(r" \(perhaps (\w+)(?: or \w+)*, but not clearly\)$")
-_COUNTED = re.compile(r"(\d[\d,.]*) [a-z ]+")  # "2 cores": a count and its noun
+# "2 cores": a count and its noun; "8MiB 8MiB of on-chip SRAM in total": a size and a further cell
+_COUNTED = re.compile(
+    r"(\d[\d,.]*) [a-z ]+|(\d[\d,.]* ?[kKMGTP]?i?(?:B|bits?|bytes?|Hz|W|FL?OPS)(?:/s)?) .+"
+)
 
 
 def _unread_row(found: tuple[str, str, str]) -> UnreadRow:
@@ -338,7 +341,7 @@ def _unread_row(found: tuple[str, str, str]) -> UnreadRow:
     key = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")[:64]
     key = f"x_{key}"[:64] if key_problem(key) and not key_problem(f"x_{key}"[:64]) else key
     counted = _COUNTED.fullmatch(value)
-    text = counted[1] if counted else value
+    text = counted[1] or counted[2] if counted else value
     return UnreadRow(document, title, row, reason[1] if reason else key if value else "", text)
 
 

@@ -125,8 +125,9 @@ NEEDED, LIMIT = "needed", "limit"
 UNITS = ("bytes", "bits", "columns", "elements", "groups", "partitions", "registers", "threads")
 # Default roles by class: a smaller tile does not fix a wrong driver or target.
 _ROLES_OF_CLASS: Mapping[str, tuple[str, ...]] = {"broken_environment": ("library",)}
-# Roles for a source that a compiler rejects: its message names the place, so no bisection.
-_OF_REJECTED = tuple(role for role in ROLES if role != "fuse")
+# Roles for a source that a compiler rejects. Its message names the place, so no bisection; only
+# messages about the length of a block (their signatures name the role) need another block.
+_OF_REJECTED = tuple(role for role in ROLES if role not in ("fuse", "block"))
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ OF_ERRORS = [
     move("in-flight", "accumulate", f"signals.{TENSOR}", (TENSOR,)),
     move("smaller", "tile_n", f"signals.{SPILL}", (SPILL,)),
     move("bisect", "fuse", "signals.compile_error", ("compile_error",)),
+    move("round-up", "block", "signals.compile_error", ("compile_error",)),
 ]
 C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
 
@@ -152,9 +153,10 @@ C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are se
         (f"{C7510}non wgmma instructions defining accumulator registers", ["in-flight"]),
         ('k.cu(4): error: identifier "nope" is undefined', []),
         ('k.cu(4): error: expected a ";"', []),
+        ("ValueError: arange's range must be a power of 2", ["round-up"]),
         (f"and is 4 {NEXT_TO}", ["mask-tail"]),
         (f"and is 4,096 {NEXT_TO}", ["widen", "mask-tail"]),
-        ("nvcc error : 'cicc' died due to signal 11", ["bisect"]),
+        ("nvcc error : 'cicc' died due to signal 11", ["bisect", "round-up"]),
     ],
 )
 def test_moves_follow_recognised_error(log: str, listed: list[str]) -> None:

@@ -283,7 +283,7 @@ FEATURES = """# Lathe features
 |---|---|---|
 | Core Count | | 2 cores |
 | Frequency | | 400MHz |
-| On-Chip SRAM | | 8MiB |
+| On-Chip SRAM | | 8MiB in all |
 | Dividers | | 3 dividers |
 """
 
@@ -299,9 +299,9 @@ def test_rows_that_gave_no_fact_become_facts_by_hand(filled: Filled) -> None:
         "compute_units": 2,
         "clock_boost": 4e8,
     }
-    assert [row["row"] for row in listed["not_read"]] == [
-        "On-Chip SRAM: 8MiB",
-        "Dividers: 3 dividers",
+    assert [(row["row"], row["text"]) for row in listed["not_read"]] == [
+        ("On-Chip SRAM: 8MiB in all", "8MiB"),
+        ("Dividers: 3 dividers", "3"),
     ]
     page = soup(client.get(f"/ui{path}?facts=proposed"))
     [link] = page.find_all("a", attrs={"aria-label": "Make a fact of Dividers: 3 dividers"})
@@ -315,7 +315,7 @@ def test_rows_that_gave_no_fact_become_facts_by_hand(filled: Filled) -> None:
     assert (fact["value"], fact["unit"], fact["origin"]) == (3.0, "count", "person")
     assert fact["document_id"] == sent["document_id"]
     left = client.get(f"{path}?status=proposed").json()["not_read"]
-    assert [row["row"] for row in left] == ["On-Chip SRAM: 8MiB"]
+    assert [row["row"] for row in left] == ["On-Chip SRAM: 8MiB in all"]
     wrong = soup(client.post(f"/ui{path}/new", data={"key": "l2_size", "text": "8 GHz"}), 400)
     assert "l2_size cannot be" in wrong.text
     soup(client.post(f"/ui{path}/new", data={"key": "clock_bost", "text": "1"}), 400)
