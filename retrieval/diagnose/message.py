@@ -21,7 +21,13 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from retrieval.diagnose.log_lines import LISTED, is_excerpt, without_boilerplate, without_prefix
+from retrieval.diagnose.log_lines import (
+    LISTED,
+    is_advisory,
+    is_excerpt,
+    without_boilerplate,
+    without_prefix,
+)
 from retrieval.diagnose.metrics import parse_quantity
 from retrieval.diagnose.signals import DATA
 
@@ -314,6 +320,27 @@ def first_report(lines: Sequence[str], number: int) -> str:
     above = (_REPORTED.search(line[:MAX_LINE]) for line in lines[: number - 1][:MAX_LOG_LINES])
     found = next(filter(None, above), None)
     return found["text"].strip() if found else ""
+
+
+@lru_cache(maxsize=1)
+def _rule() -> re.Pattern[str]:
+    part = "|".join(message_words()["rule_parts"])
+    rest = "|".join(message_words()["rules"])
+    return re.compile(
+        rf"(?P<what>(?:[\w.#]{{1,30}} ){{0,3}}\b(?:{part})(?: (?:#?\d+|of \w+|{part}|size|type))*)"
+        rf" (?P<rest>{rest})(?:[;:]|\.(?:\s|$)|,? (?:but )?got|[\"'`]|$)",
+        re.IGNORECASE,
+    )
+
+
+def broken_rule(lines: Sequence[str], number: int) -> tuple[int, str, str] | None:
+    """The first line up to line `number` that states a rule about a part of the source: its number,
+    the rule, and the part. None if no line does."""
+    for at, line in enumerate(lines[:number][:MAX_LOG_LINES], 1):
+        found = _rule().search(line[:MAX_LINE])
+        if found is not None and not is_advisory(line):
+            return at, found[0].strip("\"'`;.:, "), found["what"]
+    return None
 
 
 _SETTING = re.compile(

@@ -41,6 +41,7 @@ from retrieval.diagnose.message import (
     Advice,
     advice_in,
     arguments_in,
+    broken_rule,
     cause_below,
     choice_in,
     devices_in,
@@ -457,6 +458,7 @@ class SignatureIndex:
             if matches:
                 best.append(_leading(matches))
         chosen = _deduplicated(sorted(best, key=lambda match: match.order), limit)
+        chosen = _rule_first(chosen, index)[:limit]
         chosen = [_compared(_completed(match, best), index) for match in chosen]
         advised = [_advised(match, index) for match in chosen]
         advised = [replace(m, line_number=index.printed_at(m.line_number)) for m in advised]
@@ -484,6 +486,42 @@ class SignatureIndex:
         """The keywords in the name of an error."""
         name = name.lower()
         return frozenset(k for k in self._by_keyword if k in name) if name else frozenset()
+
+
+def _rule_first(matches: list[SignatureMatch], index: LogIndex) -> list[SignatureMatch]:
+    """The matches, with a rule about the source that the log states before the internal error of a
+    compiler that leads."""
+    first = matches[0] if matches else None
+    if first is None or first.signature.signal != "compile_error":
+        return matches
+    if first.failure_class != "compiler_crash":
+        return matches
+    rule = broken_rule(index.all_lines, first.line_number)
+    if rule is None:
+        return matches
+    number, text, part = rule
+    known = next((m for m in matches if m.line_number == number and m is not first), None)
+    if known is not None and known.signature.level in (CAUSE, CONDITION):
+        return [known, *(m for m in matches if m is not known)]
+    signature = ErrorSignature(
+        id="broken-rule",
+        toolchain="any",
+        pattern="",
+        signal="compile_error",
+        title=f"The source breaks a rule of the compiler: {_shown(text)}",
+        remedy=_RULE.format(part=part),
+        level=CONDITION,
+        failure_class="user_mistake",
+    )
+    line = index.all_lines[number - 1].strip()
+    return [SignatureMatch(signature, number, line, {}), *matches]
+
+
+_RULE = (
+    "Change {part} so that it holds: allocate or copy it in that memory space, or convert its type,"
+    " shape, layout or alignment before the operation. The internal error follows from it; if the"
+    " source keeps the rule, report that error."
+)
 
 
 def _completed(match: SignatureMatch, others: Sequence[SignatureMatch]) -> SignatureMatch:

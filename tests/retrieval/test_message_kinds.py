@@ -808,3 +808,51 @@ def test_finding_of_a_sanitizer_is_no_mere_warning(line: str) -> None:
     signal, remedy = leading(line)
     assert signal == "nondeterminism"
     assert "libomp" in remedy
+
+
+NKI_PSUM = (
+    "Matmult dst tensor is not psum: TongaSB (1, 128, 512) = matmul(...)\n"
+    "SyntaxError: Internal compiler error: kernel failed verifier check. See above for actual error"
+    " message."
+)
+RULES = [
+    (NKI_PSUM, "buffer=nl.psum"),
+    (
+        "k.cpp:33:9: error: dst must be in UB\nbisheng: error: clang frontend command failed with"
+        " exit code 70 (use -v to see invocation)",
+        "Change dst so that it holds",
+    ),
+    (
+        "'hivm.hir.vadd' op operand is not aligned to 32 bytes\n"
+        "Internal compiler error: verification failed",
+        "Change op operand so that it holds",
+    ),
+    (
+        "python: /llvm/lib/Dialect/TritonGPU/IR/Dialect.cpp:900: foo: Assertion `rank == 2 &&"
+        """ "operand must be rank 2"' failed.""",
+        "Change operand so that it holds",
+    ),
+    (
+        "error: 'tpu.dma' op target memory space must be VMEM\ninternal compiler error",
+        "target memory space so that it holds",
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "remedy"), RULES)
+def test_rule_about_the_source_leads_over_the_internal_error_after_it(
+    log: str, remedy: str
+) -> None:
+    first = INDEX.match(log)[0]
+    assert first.failure_class == "user_mistake"
+    assert first.line_number == 1
+    assert remedy in first.remedy
+    assert "fault of the compiler" not in first.remedy
+
+
+@pytest.mark.parametrize(
+    "above", ["", "warning: operand should be aligned to 16 bytes\n", "source file is not open\n"]
+)
+def test_internal_error_without_a_rule_stays_a_fault_of_the_compiler(above: str) -> None:
+    log = f"{above}k.cpp:3:1: internal compiler error: in gimplify_expr, at gimplify.cc:33"
+    assert INDEX.match(log)[0].failure_class == "compiler_crash"
