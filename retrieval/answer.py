@@ -19,7 +19,7 @@ from retrieval.compose.cards import named_facts
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, signal_excerpts
 from retrieval.compose.hints import hints_of
-from retrieval.compose.moves import fitting_moves, shrunk
+from retrieval.compose.moves import fitting_moves, settings_of, shrunk
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
 from retrieval.compose.standing import Standings, standings_of, versions_of
 from retrieval.compose.target import own_scope
@@ -265,6 +265,7 @@ def moves_for(
         scope.runnable,
         scope.chip_languages,
         conclusion.roles,
+        settings_of(request.log or ""),
     )
     moves = tuple(map(standings.marked_move, moves)) if standings.versions else moves
     first = next(iter(conclusion.verdict.signatures), None)

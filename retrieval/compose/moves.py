@@ -5,6 +5,7 @@ metrics, the chip's facts and the problem.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -34,6 +35,7 @@ def fitting_moves(
     languages: Sequence[str] = (),
     chip_languages: tuple[str, ...] = (),
     mending: Mapping[str, Collection[str]] = NO_ROLES,
+    settings: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Move, ...]:
     """The moves for a diagnosis: first those that hold or need only the language, then those for
     which a value is missing; within these by the rank of their signal, those with a condition on a
@@ -52,11 +54,14 @@ def fitting_moves(
     `languages` are left out, and so are general ones about machines that have none of the
     `chip_languages`. A chip that is neither GPU nor CPU gets general moves only if it has none of
     its own. `mending` maps a signal to the roles that can fix it, if the error determines them;
-    moves of other roles are left out.
+    moves of other roles are left out. `settings` are the launch options of the kernel by name, like
+    num_stages; a move to a value that is set, or a decrease of a 1, is left out.
     """
     values = {key: fact.value for key, fact in facts.items()}
     bindings = [
-        Bindings(signals=set(signals), metrics=metrics, facts=values, problem=known)
+        Bindings(
+            signals=set(signals), metrics=metrics, facts=values, problem=known, parameters=settings
+        )
         for known in _in_each_language(problem, languages)
     ]
     decided: list[tuple[tuple[Any, ...], Move]] = []
@@ -64,6 +69,8 @@ def fitting_moves(
     for order, move in enumerate(moves):
         outcome = _outcome(move.predicate, bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
+            continue
+        if _is_set(move, settings):
             continue
         if _is_foreign(move, lineage, chip_languages) or not _mends(move, signals, mending):
             continue
@@ -117,6 +124,31 @@ def move_in_words(name: str, change: Mapping[str, Any]) -> str:
         elif factor:
             text += f" by a factor of {max(factor, 1 / factor):.3g} or more"
     return f"{name.replace('-', ' ').capitalize()} ({text})."
+
+
+# Launch options as logs print them, and the roles whose values they are.
+_OPTION = re.compile(
+    r"\b(num_stages|num_warps|block(?:_size)?_[mnk])\b[\"'`]?\s?[:=]\s?(\d{1,5})\b", re.IGNORECASE
+)
+_ROLE_OF = {"num_stages": "stages", "num_warps": "warps"}
+
+
+def settings_of(log: str) -> dict[str, int]:
+    """The launch options that a log prints with one value each; several values are those of an
+    autotuner's configurations."""
+    found: dict[str, set[int]] = {}
+    for name, value in _OPTION.findall(log):
+        found.setdefault(name.lower(), set()).add(int(value))
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def _is_set(move: StoredMove, settings: Mapping[str, int]) -> bool:
+    """Whether the move sets a value that is set, or decreases what is 1."""
+    role, direction = str(move.change.get("role")), move.change.get("direction")
+    values = [v for n, v in settings.items() if _ROLE_OF.get(n, f"tile_{n[-1]}") == role]
+    if direction == "decrease":
+        return values == [1]
+    return direction == "set" and values != [] and values == [move.change.get("to")]
 
 
 def _mends(

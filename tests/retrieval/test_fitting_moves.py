@@ -19,7 +19,7 @@ from kb.catalog.knowledge.moves import StoredMove
 from kb.hardware.spec import SignatureSpec
 from kb.ids import MoveId
 from retrieval.compose.kernels import with_defaults
-from retrieval.compose.moves import MAX_MOVES, fitting_moves, shrunk
+from retrieval.compose.moves import MAX_MOVES, fitting_moves, settings_of, shrunk
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
@@ -319,3 +319,24 @@ def fact_of(key: str, number: float) -> Fact:
     values: dict[str, Any] = dict.fromkeys(field.name for field in fields(Fact))
     values |= {"id": key, "hardware_id": "chip", "key": key, "number": number, "unit": "count"}
     return Fact(**{**values, "text": str(number), "title": "Manual", "locator": "1"})
+
+
+def test_move_to_a_value_that_the_log_prints_is_left_out() -> None:
+    stages = move(
+        "three", "stages", "signals.memory_bound and (not known(num_stages) or num_stages > 2)"
+    )
+    three = replace(stages, change={"role": "stages", "direction": "set", "to": 3})
+    fewer = replace(three, name="fewer", change={"role": "stages", "direction": "decrease"})
+
+    def listed(log: str) -> list[str]:
+        found = fitting_moves(
+            [three, fewer], ["memory_bound"], {}, {}, {}, (), settings=settings_of(log)
+        )
+        return [item.name for item in found]
+
+    launch = "kernel[grid](a, BLOCK_M=128, num_warps=8, num_stages={})"
+    assert listed("") == ["three", "fewer"]
+    assert listed(launch.format(4)) == ["three", "fewer"]
+    assert listed(launch.format(3)) == ["fewer"]
+    assert listed(launch.format(1)) == []
+    assert settings_of("num_stages: 3\nnum_stages: 4, num_warps: 4") == {"num_warps": 4}
