@@ -127,12 +127,13 @@ def list_facts(
     status: str = "",
     row: int = -1,
 ) -> HTMLResponse:
-    """Facts with their sources, to filter, to sort and to decide about. By default those in use, or
-    the proposed ones if there are none. `row` fills the form of a fact with a row that gave none.
-    """
+    """Facts with their sources, to filter, to sort and to decide about. By default the proposed
+    ones while some wait, else those in use. `row` fills the form of a fact with a row that gave
+    none."""
     if facts is None:
-        in_use = hardware.list_facts(services, hardware_id).facts
-        facts = "effective" if in_use or q else "proposed"
+        waiting = not q and hardware.list_facts(services, hardware_id, "proposed").facts
+        in_use = q or hardware.list_facts(services, hardware_id).facts
+        facts = "effective" if in_use and not waiting else "proposed"
     new: dict[str, str] = {}
     if row >= 0:
         unread = hardware.list_facts(services, hardware_id, "proposed").not_read[row : row + 1]
@@ -157,6 +158,9 @@ def _facts_page(
 ) -> HTMLResponse:
     chip = hardware.show_hardware(services, hardware_id)
     listed = hardware.list_facts(services, chip.id, chosen)
+    proposed = hardware.list_facts(services, chip.id, "proposed")
+    named = (new or {}).get("document_id")
+    title = next((row.title for row in proposed.not_read if row.document_id == named), "")
     words = q.lower().split()
     rows = [
         fact
@@ -177,13 +181,15 @@ def _facts_page(
         chip=chip,
         chosen=chosen,
         facts=listed,
+        waiting=len(proposed.facts),
+        not_read=proposed.not_read,
         probes=hardware.show_probes(services, chip.id),
         documents=page_of_documents(services, limit=0, hardware=chip.id)[1],
         shown=paged(rows, number),
         given={"facts": chosen, "q": q, "sort": sort},
         done=done,
         error=error,
-        new=new or {},
+        new={"title": title, **(new or {})},
         keys=fact_keys().values(),
     )
 

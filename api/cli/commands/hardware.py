@@ -128,7 +128,7 @@ def _unread_lines(answer: Json) -> Iterator[str]:
     if len(rows) > UNREAD_SHOWN:
         yield f"    and {len(rows) - UNREAD_SHOWN} more; --json lists all"
     first = rows[0]
-    given = shlex.join([first["key"] or "KEY", first["text"]])
+    given = shlex.join([first["key"] or "KEY", first["text"] or "VALUE"])
     at = shlex.join(["--document", first["document_id"], "--row", first["row"]])
     yield f"to add a fact: kernlore hardware facts {answer['hardware']} --add {given} {at}"
 

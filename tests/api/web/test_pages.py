@@ -303,6 +303,12 @@ def test_rows_that_gave_no_fact_become_facts_by_hand(filled: Filled) -> None:
         ("On-Chip SRAM: 8MiB in all", "8MiB"),
         ("Dividers: 3 dividers", "3"),
     ]
+    opened = soup(client.get(f"/ui{path}"))
+    assert opened.find("a", attrs={"aria-current": "true"}, string="Proposed (2)")
+    for view in ("effective", "accepted", "rejected", "all"):
+        shown = soup(client.get(f"/ui{path}?facts={view}"))
+        assert shown.find("form", action=re.compile("/facts/new$"))
+        assert shown.find("a", string="Rows that gave no fact (2)")
     page = soup(client.get(f"/ui{path}?facts=proposed"))
     [link] = page.find_all("a", attrs={"aria-label": "Make a fact of Dividers: 3 dividers"})
     shown = soup(client.get(f"/ui{path}{str(link['href']).partition('#')[0]}"))
