@@ -55,6 +55,13 @@ def trial(low: float, high: float, **changed: object) -> ShippedTrial:
         ((trial(1.2, 1.5, wrong=1), trial(0.97, 1.1)), "harms"),
         ((trial(1.2, 1.5, place="outside", made=0),), "untested"),
         ((trial(1.2, 1.5, made=0), trial(1.2, 1.5, made=0)), "untested"),
+        # Drafts of a model differ by more than the timing.
+        ((trial(1.2, 1.25, model="m", budget=2),), "no effect"),
+        ((trial(0.8, 0.85, model="m", budget=2),), "no effect"),
+        ((trial(1.6, 1.7, model="m", budget=2),), "helps"),
+        ((trial(0.5, 0.6, model="m", budget=2),), "harms"),
+        ((trial(1.0, 1.1, model="m", budget=2, wrong=1),), "no effect"),
+        ((trial(1.0, 1.1, model="m", budget=2, wrong=2),), "harms"),
     ],
 )
 def test_effect_as_text(trials: tuple[ShippedTrial, ...], state: str) -> None:

@@ -21,6 +21,9 @@ PLACES = ("inside", "edge", "outside")
 EffectState = Literal["untested", "helps", "no effect", "harms"]
 EFFECTS: tuple[EffectState, ...] = ("helps", "harms", "no effect", "untested")
 NAMED = 3  # cases that a text names
+# Standard deviation of the logarithm of a speed-up among drafts of one request: 63 pairs of drafts
+# for 21 problems on an H200, 1 December 2026 (benchmarks/results/knowledge_and_skills.md).
+DRAFT_SPREAD = 0.18
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,13 @@ class Figure:
 
     def __str__(self) -> str:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def among_drafts(self, drafts: int) -> Figure:
+        """The ratio of two means of so many drafts each, with the interval of other drafts."""
+        spread = 1.96 * DRAFT_SPREAD * math.sqrt(2 / drafts)
+        below = math.exp(math.hypot(spread, math.log(self.value / self.low)))
+        above = math.exp(math.hypot(spread, math.log(self.high / self.value)))
+        return Figure(self.value, self.value / below, self.value * above, self.n)
 
 
 @dataclass(frozen=True)
@@ -76,15 +86,28 @@ class ShippedTrial:
     model: str = ""
 
     @property
+    def certain_gain(self) -> Figure | None:
+        """The gain with the interval that decides: for a `model` that of other drafts, which is
+        wider than that of the timing."""
+        if self.gain is None or not self.model:
+            return self.gain
+        return self.gain.among_drafts(max(1, self.budget))
+
+    @property
     def helps(self) -> bool:
         """Whether the search with the skill is certainly faster than without it and than with the
         placebo, and at its end not slower."""
+        gain = self.certain_gain
         least = max(1.0, self.placebo.high) if self.placebo is not None else 1.0
-        return not self.harms and self.gain is not None and self.gain.low > least
+        return not self.harms and gain is not None and gain.low > least
 
     @property
     def harms(self) -> bool:
-        """Whether the search with the skill is certainly slower, or the skill's candidate wrong."""
+        """Whether the search with the skill is certainly slower, or the skill's candidate wrong: of
+        a model's drafts more than half."""
+        if self.model:
+            gain = self.certain_gain
+            return 2 * self.wrong > self.budget or (gain is not None and gain.high < 1.0)
         slower = any(f is not None and f.high < 1.0 for f in (self.gain, self.end))
         return slower or self.wrong > 0
 
@@ -225,7 +248,7 @@ def effect_of(trials: Sequence[ShippedTrial]) -> SkillEffect:
     if not tried:
         reason = next((t.untried for t in trials if t.untried), "")
         return SkillEffect(untried=reason)
-    gains = [t.gain for t in tried if t.gain is not None]
+    gains = [t.certain_gain for t in tried if t.certain_gain is not None]
     together = combined(gains)
     helped = sum(t.helps for t in tried)
     harms = tuple(_named(t) for t in tried if t.harms)
@@ -335,7 +358,7 @@ def gains_by_chip(trials: Sequence[ShippedTrial]) -> tuple[GainRow, ...]:
         GainRow(
             "Kernlore",
             *key,
-            combined(t.gain for t in group if t.gain is not None),
+            combined(t.certain_gain for t in group if t.certain_gain is not None),
             len(group),
             sum(t.harms for t in group),
         )
