@@ -8,13 +8,15 @@ search is restricted to a scope. Does not know HTTP and does not log (`service` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
 from kb.answers import Answer, ContextPart, Excerpt, Move
-from kb.hardware.lineage import names_written
+from kb.hardware.lineage import names_written, other_model
 from kb.scope import ScopeFilter
+from kb.tokens import below_title
 from retrieval.compose.cards import named_facts
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, signal_excerpts
@@ -45,6 +47,7 @@ from retrieval.snapshot.snapshot import Snapshot
 from retrieval.stages import stage
 
 FIRST_AMONG = 60  # ranked passages among which those of uploaded manuals come first
+FIRST_SENTENCE = 200  # characters of it that are read for the name of a product
 OWN_NEAR = 0.5  # of the best score, from which on a passage of them does
 PER_CATEGORY = 8  # with fewer ranked passages, a category is searched separately
 
@@ -111,7 +114,9 @@ def answer(
         make = partial(signal_excerpts, signal=verdict.primary if verdict.signals else None)
     without, mark = exclusions.excerpts, standings.marked_excerpt
     shown = (
-        _uploaded_first(snapshot, ranked, scope) if request.query and not request.log else ranked
+        _uploaded_first(snapshot, request, ranked, scope)
+        if request.query and not request.log
+        else ranked
     )
     excerpts = make(snapshot, shown, scope.filter, request.k, excluded=without, mark=mark)
 
@@ -353,10 +358,11 @@ def _ranking(
 
 
 def _uploaded_first(
-    snapshot: Snapshot, ranked: Sequence[Ranked], scope: RequestScope
+    snapshot: Snapshot, request: RetrieveRequest, ranked: Sequence[Ranked], scope: RequestScope
 ) -> Sequence[Ranked]:
     """For a question about a chip with uploaded manuals: the passages of these that are near to it
-    precede, and of each other section only the best passage follows them directly."""
+    precede, and of each other section only the best passage follows them directly. Sections about
+    another model of the make of the chip do not precede."""
     if scope.hardware is None or not ranked:
         return ranked
     about = snapshot.documents_about(
@@ -374,14 +380,44 @@ def _uploaded_first(
         and entry.seq in passages
         and passages[entry.seq].document_id in uploaded
     }
+    other = _other_product(snapshot, request, scope)
+    foreign = {
+        seq
+        for seq, passage in passages.items()
+        if passage.document_id in uploaded
+        and other(below_title(passage.path, passage.document_title), passage.text)
+    }
+    own -= foreign
     sections: set[int] = set()
-    later: set[int] = set()
+    later = set(foreign)
     for seq in (e.seq for e in ranked[:FIRST_AMONG] if e.seq in passages and e.seq not in own):
         section = passages[seq].section_seq
         if own and section in sections:
             later.add(seq)
         sections.add(section)
     return sorted(ranked, key=lambda entry: (entry.seq not in own, entry.seq in later))
+
+
+def _other_product(
+    snapshot: Snapshot, request: RetrieveRequest, scope: RequestScope
+) -> Callable[[Sequence[str], str], str]:
+    """The function that names another model of the make of the chip which a passage is about: by
+    the innermost of its headings that names one or the chip, else by its first sentence. It names
+    none if the question names another model."""
+    specs = snapshot.knowledge.chips(request.access_scope).specs
+    own = [specs[place] for place in scope.lineage]
+    names = [name for spec in own for name in (spec.id, spec.name, *spec.aliases)]
+
+    def other(headings: Sequence[str], text: str) -> str:
+        for heading in reversed(headings):
+            if names_written(heading, own):
+                return ""
+            if found := other_model(heading, names):
+                return found
+        first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
+        return "" if names_written(text, own) else other_model(first[:FIRST_SENTENCE], names)
+
+    return (lambda *_: "") if other_model(request.query or "", names) else other
 
 
 def _near(snapshot: Snapshot, config: AnswerConfig) -> Near:

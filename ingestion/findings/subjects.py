@@ -20,7 +20,14 @@ from typing import Any
 from ingestion.findings.facts import ProposedFact
 from kb.catalog.facts import Fact
 from kb.hardware.facts import SubjectKind, fact_keys
-from kb.hardware.lineage import NameIndex, Registry, find, lineage
+from kb.hardware.lineage import (
+    NameIndex,
+    Registry,
+    find,
+    joined_name,
+    lineage,
+    patterns_of_makes,
+)
 from kb.hardware.spec import HardwareSpec
 from kb.ids import derived_id
 from kb.tokens import below_title
@@ -98,11 +105,11 @@ class DocumentSubjects:
         own = [spec for i, spec in registry.items() if i in hardware]
         kin = [*own, *(registry[i] for i in self._families)]
         self._spellings = frozenset(
-            _joined(name) for spec in own for name in (spec.id, spec.name, *spec.aliases)
+            joined_name(name) for spec in own for name in (spec.id, spec.name, *spec.aliases)
         )
         models = [name for spec in kin for name in (spec.id, *spec.aliases)]
-        self._known = frozenset(_joined(name) for name in models)
-        self._makes = _makes(models)
+        self._known = frozenset(joined_name(name) for name in models)
+        self._makes = patterns_of_makes(models)
         self._crowded = self._mentions_others_more(texts)
 
     def of(
@@ -146,7 +153,7 @@ class DocumentSubjects:
         """The board form that a text names, unless it is a part of the chip's name."""
         for text in texts:
             for match in _FORM.finditer(text):
-                if not any(_joined(match[0]) in known for known in self._spellings):
+                if not any(joined_name(match[0]) in known for known in self._spellings):
                     return match[0]
         return ""
 
@@ -189,7 +196,7 @@ class DocumentSubjects:
         return False
 
     def _is_known(self, name: str, after: str) -> bool:
-        joined = _joined(name)
+        joined = joined_name(name)
         if any(known in (joined, joined.rstrip("s")) for known in self._known):
             return True
         # "MI200 series" includes the MI250X.
@@ -200,7 +207,7 @@ class DocumentSubjects:
 
     def _is_variant(self, header: str) -> bool:
         """Whether a header says more than the chip's name: "X1 PCIe", "X1 80 GB", "X1, mode 2"."""
-        tail = _joined(_PLAIN.sub(" ", header))
+        tail = joined_name(_PLAIN.sub(" ", header))
         return not any(tail.endswith(known) for known in self._spellings)
 
     def _mentions_others_more(self, texts: Iterable[str]) -> bool:
@@ -218,24 +225,6 @@ class DocumentSubjects:
 def _spellings(names: Sequence[str]) -> list[str]:
     """The names, also with a space before their number: `cdna3` is written "CDNA 3" as well."""
     return [*names, *(re.sub(r"(?<=[A-Za-z]{2})(?=\d)", " ", name) for name in names)]
-
-
-def _joined(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name).lower()
-
-
-def _makes(names: Iterable[str]) -> list[re.Pattern[str]]:
-    """Patterns for other models of the same makes: `mi250x` gives "MI" and a number."""
-    patterns = set()
-    for name in names:
-        match = re.match(r"(.*[a-z][\W_]?)(\d+)[a-z]*$", name.lower())
-        letters = _joined(match[1]) if match else ""
-        if match is None or len(letters) < 2 or letters in ("gen", "sm", "rev", "ver"):
-            continue
-        stem = r"[\s_-]?".join(re.escape(part) for part in re.split(r"[\W_]+", match[1]) if part)
-        digits = rf"\d{{1,{len(match[2]) + 1}}}"
-        patterns.add(rf"(?<![\w.]){stem}[\s_-]?{digits}[a-z]{{0,2}}(?![\w.]*\d)(?!\w)")
-    return [re.compile(pattern, re.IGNORECASE) for pattern in sorted(patterns)]
 
 
 # -- proposals

@@ -196,6 +196,39 @@ def names_written(text: str, hardware: Iterable[HardwareSpec]) -> list[str]:
     return pattern.findall(text[:MAX_NAMED])
 
 
+def joined_name(name: str) -> str:
+    """The name in lower case without separators."""
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+def patterns_of_makes(names: Iterable[str]) -> list[re.Pattern[str]]:
+    """Patterns for other models of the same makes: `mi250x` gives "MI" and a number."""
+    patterns = set()
+    for name in names:
+        match = re.match(r"(.*[a-z][\W_]?)(\d+)[a-z]*$", name.lower())
+        letters = joined_name(match[1]) if match else ""
+        if match is None or len(letters) < 2 or letters in ("gen", "sm", "rev", "ver"):
+            continue
+        stem = r"[\s_-]?".join(re.escape(part) for part in re.split(r"[\W_]+", match[1]) if part)
+        digits = rf"\d{{1,{len(match[2]) + 1}}}"
+        patterns.add(rf"(?<![\w.]){stem}[\s_-]?{digits}[a-z]{{0,2}}(?![\w.]*\d)(?!\w)")
+    return [re.compile(pattern, re.IGNORECASE) for pattern in sorted(patterns)]
+
+
+def other_model(text: str, names: Iterable[str]) -> str:
+    """The first name in a text of another model of the makes of these names, if the text has none
+    of the names. "MI200 series" names no model."""
+    known = [*names]
+    joined = joined_name(text)
+    if any(joined_name(name) in joined for name in known):
+        return ""
+    found = (m for make in patterns_of_makes(known) for m in make.finditer(text))
+    return next((m[0] for m in found if not _SERIES.match(text, m.end())), "")
+
+
+_SERIES = re.compile(r"[\s-]*(?:series|family|generation|class|products)\b", re.IGNORECASE)
+
+
 @lru_cache(maxsize=64)
 def _names_of(names: tuple[str, ...]) -> re.Pattern[str]:
     spellings = sorted({_spelling(_parts(name)) for name in names}, key=len, reverse=True)

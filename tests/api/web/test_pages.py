@@ -329,6 +329,40 @@ def test_rows_that_gave_no_fact_become_facts_by_hand(filled: Filled) -> None:
     assert client.post(path, json=by_hand).json()["value"] == 8 * 2**20
 
 
+TWO_PRODUCTS = """# Guide to BORE78000 and BORE78002
+
+## Limits of BORE78002 networks
+
+The data memory of 1,280 KiB is split into 16 instances of 80 KiB each.
+
+## Limits of BORE78000 networks
+
+The data memory of 512 KiB is split into 16 instances of 32 KiB each.
+
+## Data memory
+
+The BORE78002 has data memory instances of 80 KiB in addition to its scratch memory.
+"""
+
+
+def test_section_about_another_product_does_not_lead_answers_about_the_chip(
+    filled: Filled,
+) -> None:
+    client, chip = filled.client, "bore78000"
+    client.post("/hardware", json={"id": chip})
+    sent = upload(client, "two.md", TWO_PRODUCTS.encode(), hardware=chip).json()
+    finished(client, sent["job_id"])
+
+    def texts(question: str) -> list[str]:
+        asked = {"query": question, "hardware": chip, "k": 8}
+        found = client.post("/retrieve", json=asked).json()["excerpts"]
+        return [e["text"] for e in found if e["document"]["id"] == sent["document_id"]]
+
+    own = texts("How large is one data memory instance?")
+    assert "32 KiB" in own[0]
+    assert "80 KiB" in texts("How large is one data memory instance of the BORE78002?")[0]
+
+
 def test_facts_page_lists_what_probes_contradict(filled: Filled, settings: Settings) -> None:
     folder = settings.knowledge_dir / "probes"
     shutil.copytree(ROOT / "hw_manuals" / "probes", folder)

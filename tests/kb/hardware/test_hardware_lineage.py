@@ -13,6 +13,7 @@ from kb.hardware.lineage import (
     lineage,
     names_written,
     narrowest,
+    other_model,
     registry_problems,
     resolve,
 )
@@ -176,3 +177,11 @@ def test_names_of_given_hardware_are_found_as_written() -> None:
         "M5",
         "Orbit M5",
     ]
+
+
+def test_other_model_is_of_the_same_make_and_beside_no_own_name() -> None:
+    names = ["max78000", "mi250x"]
+    assert other_model("Limits of MAX78002 networks", names) == "MAX78002"
+    assert other_model("MAX78000/MAX78002 resources", names) == ""
+    assert other_model("The MI200 series", names) == ""
+    assert other_model("Data memory", names) == ""
