@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kb.errors import InvalidRequest
@@ -30,6 +30,9 @@ MAX_QUESTION = 600  # characters; a longer text without signs of another kind is
 MAX_READ_TWICE = 100_000  # characters of a text of no known form, which takes the time of both
 # Patterns with several repetitions are compiled by RE2: a paste may have any text.
 _METRIC = compile_pattern(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
+_OF_CODE = re.compile(
+    r"[;{}]\s*$|^\s*(?:#|//|/\*|\*|return\b|raise\b|import\b|from\b)|\w\(.*\)\s*$"
+)
 _PAIR_END = re.compile(r"\n|[,;]\s+")  # between metrics
 # Words and places that compilers, runtimes and tools print.
 _LOG = re.compile(
@@ -68,7 +71,7 @@ def pasted(text: str) -> tuple[str, Any]:
         return "log", text
     signs = len(_CODE.findall(stripped))
     is_code = signs >= 2 or (signs and any(sign.search(stripped) for _, sign in _LANGUAGES))
-    if len(lines) >= 3 and is_code and not _FAILED.search(stripped):
+    if len(lines) >= 3 and is_code and not _FAILED.search(stripped) and not _ends_in_error(lines):
         return "draft", text
     is_question = len(stripped) <= MAX_QUESTION and len(lines) <= 4 and _is_question(stripped)
     is_question = is_question and (stripped.endswith("?") or not numbers_in(stripped))
@@ -80,6 +83,14 @@ def pasted(text: str) -> tuple[str, Any]:
     if is_question and (stripped.endswith("?") or not reported):
         return "query", stripped
     return "log", text
+
+
+def _ends_in_error(lines: Sequence[str]) -> bool:
+    """Whether a known error stands alone above or below code, as `CUDA_ERROR_X: reason` does."""
+    return any(
+        known_errors().match(line, 1) and not _OF_CODE.search(line)
+        for line in (lines[0], lines[-1])
+    )
 
 
 def _reports(text: str) -> bool:

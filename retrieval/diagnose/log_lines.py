@@ -52,6 +52,7 @@ _LEVEL = re.compile(
     r"|[WIVDT]|WARN(?:ING)?|INFO|DEBUG|VERBOSE)\]"
 )
 _SANITIZER = "Sanitizer: "
+_COMPUTE_SANITIZER = "========= "
 _SKIPPED = re.compile(
     r"ignoring this (?:choice|config)|skipping (?:this |the )?(?:choice|config|tactic)"
     r"|^\W{0,4}(?:0|zero|none)(?:/\d{1,12}|(?: out)? of(?: the)?(?: \d{1,12})?)? ?"
@@ -102,8 +103,8 @@ def is_advisory(line: str) -> bool:
     """Whether a line labels itself as information, a warning, a note or a remark."""
     if _SKIPPED.search(line, 0, MAX_LINE) or _DEBUGS.match(line):
         return True
-    if _SANITIZER in line:
-        return False  # its findings are labelled as warnings
+    if _SANITIZER in line or line.lstrip().startswith(_COMPUTE_SANITIZER):
+        return False  # their findings may be labelled as warnings
     if (level := _LEVEL.match(line)) is not None:
         return level["failure"] is None and level["failed"] is None
     label = _DIAGNOSTIC.search(line[:MAX_LINE])

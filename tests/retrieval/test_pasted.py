@@ -26,9 +26,12 @@ TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3\nRuntimeError
         ("log", "triton.runtime.errors.OutOfResources: out of resource: shared memory"),
         ("log", TRACE),
         ("log", TRITON + TRACE),
+        ("log", CUDA + "\nCUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: too many blocks in a launch\n"),
+        ("log", "hipErrorOutOfMemory\n\n" + TRITON),
         ("log", "a plain line of a tool\n" * 50),
         ("draft", TRITON),
         ("draft", CUDA),
+        ("draft", CUDA + '  if (failed) print("out of memory");\n'),
     ],
 )
 def test_kind_of_a_pasted_text(field: str, text: str) -> None:
