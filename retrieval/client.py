@@ -860,7 +860,10 @@ class Kernlore:
     def search(
         self, query: str, *, hardware: str | None = None, k: int | None = None, **narrowed: Any
     ) -> tuple[Excerpt, ...]:
-        """The ranked excerpts for a question; `narrowed` are further arguments of `retrieve`."""
+        """The ranked excerpts for a question with their texts; `narrowed` are further arguments of
+        `retrieve`."""
+        # Without `fields` an excerpt whose text is in the context comes without it.
+        narrowed = {"fields": ("excerpts",), **narrowed}
         return self.retrieve(query=query, hardware=hardware, k=k, **narrowed).excerpts
 
     def upload(

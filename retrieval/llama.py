@@ -42,7 +42,8 @@ class KernloreRetriever(BaseRetriever):
             raise TypeError(f"Kernlore.retrieve has no option {unknown[0]!r} for every query")
         super().__init__(callback_manager=callback_manager)
         self._client = client
-        self._options = options
+        # Without `fields` an excerpt whose text is in the context comes without it.
+        self._options = {"fields": ("excerpts",), **options}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query = query_bundle.query_str.strip() or None

@@ -81,7 +81,8 @@ def test_excerpts_become_nodes_in_order(service: InProcess) -> None:
     }
     assert first.node.ref_doc_id == "doc_1"
     assert (second.node_id, second.metadata["page"]) == ("psg_2", None)
-    assert service.asked == [{"query": "how to pad", "hardware": "h100", "k": 2}]
+    asked = {"query": "how to pad", "hardware": "h100", "k": 2, "fields": ["excerpts"]}
+    assert service.asked == [asked]
 
 
 def test_every_option_narrows_every_query(service: InProcess) -> None:
@@ -96,6 +97,7 @@ def test_every_option_narrows_every_query(service: InProcess) -> None:
         "categories": ["guidance"],
         "run_id": "run_1",
         "roles": ["pad"],
+        "fields": ["excerpts"],
     }
     retriever = KernloreRetriever(Kernlore(backend=service), **options)
     retriever.retrieve("q")
@@ -140,3 +142,11 @@ def test_retriever_uses_running_service(service_url: str) -> None:
         nodes = KernloreRetriever(client, hardware="h100", k=4).retrieve("shared memory banks")
         assert 0 < len(nodes) <= 4 and nodes[0].text and nodes[0].metadata["title"]
         client.report(nodes[0].metadata["retrieval_id"], used=[nodes[0].node_id])
+
+
+def test_excerpts_of_a_search_have_their_texts(service_url: str) -> None:
+    with Kernlore(service_url, timeout=60) as client:
+        found = client.search("shared memory banks", hardware="h100")
+        assert found and all(excerpt.text for excerpt in found)
+        nodes = KernloreRetriever(client, hardware="h100").retrieve("shared memory banks")
+        assert nodes and all(node.text for node in nodes)
