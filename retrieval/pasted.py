@@ -30,7 +30,7 @@ MAX_QUESTION = 600  # characters; a longer text without signs of another kind is
 MAX_READ_TWICE = 100_000  # characters of a text of no known form, which takes the time of both
 # Patterns with several repetitions are compiled by RE2: a paste may have any text.
 _METRIC = compile_pattern(r"[A-Za-z_][\w.:/%()-]*\s*[=,:\t ]\s*[-+]?[\d.,]+(?:[eE][+-]?\d+)?\s*%?")
-_OF_CODE = re.compile(
+_OF_CODE = compile_pattern(
     r"[;{}]\s*$|^\s*(?:#|//|/\*|\*|return\b|raise\b|import\b|from\b)|\w\(.*\)\s*$"
 )
 _PAIR_END = re.compile(r"\n|[,;]\s+")  # between metrics

@@ -44,12 +44,14 @@ _RULE = re.compile(r"[\s|:+=\u2500\u2550-]*-[\s|:+=\u2500\u2550-]*")
 _NUMBERED = re.compile(r"\d+(?:\.\d+)+")
 _WORDS = re.compile(r"[A-Za-z_][\w.:/%\[\]() +&\u00b5-]{0,120}")
 _HEAD = re.compile(r"[A-Za-z%#][\w .:%#()/\[\],-]*")
-# Words between a name and its number in a sentence, and around a name.
-_JOINED = re.compile(
+# A word or mark between a name and its number in a sentence, and words around a name.
+_JOINT = re.compile(
     r"(?:\b(?:is|are|was|were|at|of|to|about|only|around|reaches|reports|says|said|shows|with|has|just"
-    r"|roughly|nearly|than|and|but|against|versus|vs\.?|from)\b|[=:~\u2248\"'`*|,;(\s])+$",
+    r"|roughly|nearly|than|and|but|against|versus|vs\.?|from)\b|[=:~\u2248\"'`*|,;(\s])$",
     re.IGNORECASE,
 )
+LONGEST_JOINT = 8  # characters
+LONGEST_KEY = 240  # characters; the search for a key takes their square
 _LEADING = re.compile(r"^(?:\s|\b(?:of|the|its|kernel's|a|an|all|for|in)\b)+", re.IGNORECASE)
 _ENDED = re.compile(r"[,;()|]|\.\s|\s{2,}|\b(?:and|but|against|while|with|at|were|was|is|are|on)\b")
 
@@ -301,11 +303,19 @@ _KEYED = re.compile(
 _CASE = re.compile(r"^(?:\S*[\d=]\S*\s+)+")  # values of a case before a name
 
 
+def _without_joints(text: str) -> str:
+    """The text without the joints at its end, in time that grows with their number."""
+    end = len(text)
+    while joint := _JOINT.search(text, max(0, end - LONGEST_JOINT), end):
+        end = joint.start()
+    return text[:end]
+
+
 def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
     """The names of a number between two texts, and whether it is part of a sentence."""
     following = _LEADING.sub("", after)
     clause = re.split(r"[,;()|]|\.\s", following, maxsplit=1)[0].strip()
-    keyed = _KEYED.search(before)
+    keyed = _KEYED.search(before, max(0, len(before) - LONGEST_KEY))
     if keyed and re.search("[A-Za-z]", keyed["key"]):
         front = before.strip(" \t=:(*")
         parts = [part for part in re.split(r"\s{2,}|\t|:{1,2}\s", front) if part]
@@ -314,7 +324,7 @@ def _names(before: str, after: str, place: int) -> tuple[list[str], bool]:
         return [key, *reversed(parts), front, _CASE.sub("", key), *of], False
     behind = _ENDED.split(following, maxsplit=1)[0].strip(" .:=-")
     # "768 threads", "36 bytes spill stores"
-    ahead = _JOINED.sub("", before.rstrip()).strip()
+    ahead = _without_joints(before).strip()
     if not re.search("[A-Za-z]", before):
         words = re.match(rf"\s*(?:msec\s+)?({_WORDS.pattern})", after)
         named = [name for name in re.split(r"\s{2,}|\(", words[1]) if name] if words else []
