@@ -170,11 +170,8 @@ def _workers(
 ) -> Iterator[str]:
     for start, _, step in loops:
         if _LANE.search(start) and "+=" in step:
-            yield (
-                "block"
-                if re.search(r"(?i)block|num_threads", step)
-                else ("warp" if re.search(r"(?i)warp|\b32\b", step) else "block")
-            )
+            of_block = re.search(r"(?i)block|num_threads", step)
+            yield "warp" if not of_block and re.search(r"(?i)warp|\b32\b", step) else "block"
     serial = any(
         re.search(r"=\s*0U?$", start.strip()) and any(re.search(rf"\b{s}\b", cond) for s in sizes)
         for start, cond, _ in loops

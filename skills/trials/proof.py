@@ -53,19 +53,17 @@ from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.recipe import Recipe, RecipeMismatch, match
 from optimizer.search.synthesizers.recipe.synthesizer import fit, start
 from retrieval.knowledge_base import KnowledgeBase
-from skills.trials.text_trials import TextTrials
+from skills.trials.text_trials import INSIDE, UNUSABLE, TextTrials
 from skills.trials.trial import LEAST, can_be_offered
 from skills.trials.verification import Verifier
 
 BUDGET = 3  # candidates of each search
-INSIDE = 2  # cases of each skill
 SIZED = (0.5, 1.5, 0.75, 1.25)
 SHRINKING = (1 / 8, 1 / 64)
 GROWING = (8, 64)
 MOST = 1.6  # times the elements of the main case that another size may have
 NO_RECIPE = "it is text, which no search follows without a language model"
 TRANSCRIPTS = "benchmarks/results/skill_trials"
-_UNUSABLE = (KernloreError, RuntimeError, ValueError, IndexError, AssertionError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ class TrialPlanner:
         if key not in self._views:
             try:
                 self._views[key] = problem_view(problem, self.device, remote=self.remote)
-            except _UNUSABLE:  # the reference is foreign code, and sizes may be impossible
+            except UNUSABLE:  # the reference is foreign code, and sizes may be impossible
                 self._views[key] = None
         return self._views[key]
 

@@ -35,7 +35,7 @@ from retrieval.knowledge_base import KnowledgeBase
 from skills.trials.verification import WithSkill
 
 INSIDE = 2  # cases of each skill
-_UNUSABLE = (KernloreError, RuntimeError, ValueError, IndexError, AssertionError, TypeError)
+UNUSABLE = (KernloreError, RuntimeError, ValueError, IndexError, AssertionError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TextTrials:
         nothing. None for a case that cannot be opened."""
         try:
             view = problem_view(only_case(problem, case), self.target["device"], remote=True)
-        except _UNUSABLE:  # the reference is foreign code
+        except UNUSABLE:  # the reference is foreign code
             return None
         main = view.main
         terms: dict[str, float | str | None] = {
