@@ -3,7 +3,7 @@ directories are copied instead of read and built.
 
 `prepare` makes it in a folder of the installation, under a name that changes with the code and the
 built-in files. A copy has its own store id. It is complete or absent: a start that finds parts of
-an interrupted copy removes them. Where nothing can be copied, the service reads and builds.
+an interrupted copy removes them. If the copy fails, the service reads and builds.
 """
 
 from __future__ import annotations

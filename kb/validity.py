@@ -1,4 +1,4 @@
-"""Validity: with which versions of a tool a piece of knowledge was seen to hold, and how it stands
+"""Validity: with which versions of a tool a piece of knowledge was seen to hold, and how it relates
 to the versions that a caller uses.
 
 `tools.toml` defines the tools, their names and the lines in which they print their versions. Knows
@@ -329,12 +329,12 @@ def with_implied(versions: Mapping[str, str]) -> dict[str, str]:
     return full
 
 
-# -- how something stands to the versions of a caller
+# -- relation to the versions of a caller
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a piece of knowledge stands to a caller's versions. `holds`: it was seen with at least
+    """Relation of a piece of knowledge to a caller's versions. `holds`: it was seen with at least
     one of them, and nothing speaks against it; `off`: the marks say for what it holds instead;
     `false`: it fails with them. `unknown`: nothing is known about their tools."""
 
@@ -346,7 +346,7 @@ UNKNOWN = Standing()
 
 
 def standing(validities: Iterable[Validity], versions: Mapping[str, str]) -> Standing:
-    """How something with these validities stands to versions by tool. For each tool, one statement
+    """Relation of something with these validities to versions by tool. For each tool, one statement
     that admits the version is enough; a newer check of one version takes precedence over older
     ones."""
     by_tool: dict[str, list[Validity]] = {}

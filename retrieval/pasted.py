@@ -86,7 +86,7 @@ def pasted(text: str) -> tuple[str, Any]:
 
 
 def _ends_in_error(lines: Sequence[str]) -> bool:
-    """Whether a known error stands alone above or below code, as `CUDA_ERROR_X: reason` does."""
+    """Whether a known error is alone above or below code, as `CUDA_ERROR_X: reason` does."""
     return any(
         known_errors().match(line, 1) and not _OF_CODE.search(line)
         for line in (lines[0], lines[-1])

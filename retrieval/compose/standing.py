@@ -1,4 +1,4 @@
-"""How the knowledge of a snapshot stands to the versions of a caller's tools.
+"""Relation of the knowledge of a snapshot to the versions of a caller's tools.
 
 Entries that fail with these versions are left out of the snapshot of an answer, so no part of the
 answer can show them. Entries checked with other versions only are marked and rank lower.
@@ -49,7 +49,7 @@ def versions_of(request: RetrieveRequest) -> dict[str, str]:
 @dataclass(frozen=True)
 class Standings:
     """A snapshot without what does not hold for `versions` (by tool, empty if none are known), and
-    how the rest of it stands to them."""
+    how the rest of it relates to them."""
 
     snapshot: Snapshot
     versions: Mapping[str, str]
@@ -62,7 +62,7 @@ class Standings:
         return (*stated.get(section or "", ()), *stated.get(document or "", ()))
 
     def of(self, document: str | None, section: str | None) -> Standing:
-        """How a section stands to the versions, cached."""
+        """Relation of a section to the versions, cached."""
         if not self.versions:
             return UNKNOWN
         key = (_key_of(self.versions), document, section)
@@ -143,7 +143,7 @@ class Standings:
         return {row.move.id: self.of(row.move.document_id, row.section_id) for row in rows}
 
     def skill(self, name: str) -> Standing:
-        """How a skill stands to the versions."""
+        """Relation of a skill to the versions."""
         return self._skills.get(name, UNKNOWN)
 
     @cached_property
@@ -221,7 +221,7 @@ def validities_of_skill(skill: MeasuredSkill) -> tuple[Validity, ...]:
 
 
 def standings_of(snapshot: Snapshot, versions: Mapping[str, str]) -> Standings:
-    """How a snapshot stands to versions by tool, cached."""
+    """Relation of a snapshot to versions by tool, cached."""
     return snapshot.keep("standings", _key_of(versions), lambda: _standings(snapshot, versions))
 
 

@@ -294,7 +294,7 @@ def _nothing_known(profile: Profile) -> InvalidRequest:
 
 
 MAX_SENTENCE = 300
-REACH = 160  # characters before a sentence in which its estimated speed-up stands
+REACH = 160  # characters before a sentence with its estimated speed-up
 _MARKS = re.compile(r"^[\s>]*(?:OPT|WRN|INF|-{5,})?\s*")
 _ESTIMATE = re.compile(r"Est\. (?:Local )?Speedup: (?P<pct>[\d.]+)%")
 _SHARE = re.compile(r"represents? about (?P<pct>[\d.]+)%")

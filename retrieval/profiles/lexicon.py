@@ -40,7 +40,7 @@ def rows_of(key: str) -> list[dict[str, Any]]:
 @dataclass(frozen=True)
 class QuantityLabel:
     """Words for a metric. `unit` restricts it to numbers in percent, or of one of the classes of
-    units; `complement` marks a share of what is left."""
+    units; `complement` marks the share of the rest."""
 
     metric: str
     words: re.Pattern[str]

@@ -1,5 +1,5 @@
 """The structure of CUDA and HIP kernels that a change may give a name: which threads read what,
-what is staged and held, how sums are made; and what the new code needs that the old one did not.
+staged and held values, how sums are made; and requirements that the new code adds.
 
 Read from the code of both kernels by patterns. A rule holds only if the code before lacks the
 structure and the code after has it.

@@ -1,7 +1,7 @@
 """A C function as a candidate: the problem that it solves, and the call that maps the problem's
 arrays to its arguments.
 
-Names of functions and arguments only order what is tried: the judge decides whether the results are
+Names of functions and arguments only order the attempts: the judge decides whether the results are
 right. Nothing runs here.
 """
 

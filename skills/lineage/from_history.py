@@ -144,7 +144,7 @@ def learn_from_history(
 ) -> HistoryReport:
     """Measure the changes of a history and give what holds to the curator. `report` gets a line for
     each change. Raises InvalidRequest for a place that is no history, for a size that no reference
-    has, and where nothing compiles kernels for the hardware."""
+    has, and if no toolchain compiles kernels for the hardware."""
     dims = {dim for reference in references() for dim in reference.sizes if dim != "one"}
     for name in request.sizes.keys() - dims:
         hint = f"Sizes are {', '.join(sorted(dims))}."

@@ -1,4 +1,4 @@
-"""Commits and texts of a git repository, read where it lies. Changes nothing in it, and runs
+"""Commits and texts of a git repository, read in place. Changes nothing in it, and runs
 no program that its settings name."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _ROWS = '''"""{title}: what is computed, in one sentence."""
 import torch
 import torch.nn as nn
 
-# Sizes. A case of problem.toml may set each of them; what is derived from them follows.
+# Sizes. A case of problem.toml may set each of them; values derived from them follow.
 rows = 1024
 width = 1024
 
@@ -46,7 +46,7 @@ _MATMUL = '''"""{title}: what is computed, in one sentence."""
 import torch
 import torch.nn as nn
 
-# Sizes. A case of problem.toml may set each of them; what is derived from them follows.
+# Sizes. A case of problem.toml may set each of them; values derived from them follow.
 rows = 512
 width = 512
 cols = 512
@@ -75,7 +75,7 @@ def get_init_inputs() -> list[int]:
 _ELEMENTWISE = "return torch.nn.functional.silu(x * self.scale)"
 _NORM = "return x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) * self.scale"
 
-_TOML = """# What is claimed of this problem, and how it is judged.
+_TOML = """# Claims about this problem, and how it is judged.
 name = "{name}"
 op = "{op}"
 summary = "What is computed, in one sentence."

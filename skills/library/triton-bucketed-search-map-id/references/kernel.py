@@ -44,7 +44,7 @@ def look_up(ids_ptr, table_ptr, starts_ptr, shift_ptr, out_ptr, count, size, BLO
     low = tl.load(starts_ptr + bucket, mask=known, other=0)
     end = tl.load(starts_ptr + bucket + 1, mask=known, other=0)
     known = known & (low < end)
-    # The last of the bucket is only compared at the end: it needs no step of its own.
+    # The last of the bucket is only compared at the end: it needs no further step.
     high = end - 1
     gap = tl.max(tl.where(known, high - low, 0))
     while gap > 0:
