@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ingestion.elements import ParsedDocument, Table, render_table
 from ingestion.findings.facts import (
+    UNCLEAR,
     ProposedFact,
     propose_facts,
     scratchpad_names,
@@ -32,6 +33,7 @@ from ingestion.findings.scopes import (
     sole_languages,
     template_languages,
 )
+from ingestion.findings.subjects import contradicting
 from ingestion.findings.tags import Tagger
 from ingestion.limits import DocumentLimits
 from ingestion.passages import (
@@ -61,7 +63,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise it if a change of parsing, cutting or tagging should read unchanged documents again.
-PIPELINE = 18
+PIPELINE = 19
 # The prose of passages of a reference page, in per mille: it halves their rank among passages that
 # answer a question (retrieval/search/ranking.py). A question that contains a name gets its card.
 REFERENCE = -300
@@ -196,6 +198,11 @@ def read_document(
     facts: tuple[ProposedFact, ...] = ()
     if file.with_facts:
         facts, unread = facts_in(captioned)
+        titles = [title for title in (parsed.title, file.name) if title]
+        texts = [" > ".join(section.path) for section in sections]
+        texts += [passage.text for passage in passages]
+        unread += contradicting(facts, titles, file.hardware, registry, texts)
+        unread.sort(key=lambda row: not row.endswith(UNCLEAR))
         report["rows_not_read"] = unread[:MAX_ROWS]
     scopes = SectionScopes(file.hardware, registry)
     samples = SampleScopes(scopes, file.hardware, registry)

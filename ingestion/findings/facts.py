@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import pairwise
 
 from ingestion.elements import Element, Table
 from ingestion.findings.fact_cells import Label, Names, converted, read_cell, read_label, tidy
@@ -31,6 +33,7 @@ from kb.hardware.facts import FactKey, Unit, fact_keys, find_unit, mistyped_key
 # `unless` of `kb/hardware/fact_keys.toml`), whose placeholders are filled in here.
 
 MAX_SENTENCE = 400  # characters; longer ones are lists or lost line ends
+MAX_LISTED = 2000  # characters of one that is listed as not read
 MAX_TEXT = 20_000  # characters of one element
 CONFIDENCE = 0.7
 _MIN_WORDS = 3
@@ -101,7 +104,8 @@ def _skip() -> re.Pattern[str]:  # 40 ms, at the first sentence
         r"|consider|if|when|whenever|unless|would|could|might|should|depend\w*|configur\w*"
         r"|in this case"
         r"|than|compar\w*|versus|vs|unlike|whereas|previous\w*|predecessors?|earlier|later|older|newer"
-        r"|increas\w*|decreas\w*|reduc\w*|improv\w*|faster|slower|twice|double[ds]?|half|halves|instead"
+        r"|increas\w*|decreas\w*|reduc\w*|improv\w*|faster|slower|twice|doubled|doubles"
+        r"|(?:double|half)(?![- ]precision)|halves|instead"
         r"|rather|except|respectively|either|chang\w*|rais\w*|measur\w*|achiev\w*|observ\w*|attain\w*"
         r"|obtain\w*|benchmark\w*|sustain\w*|estimat\w*|realistic|not|cannot|no|nor|never|without|only"
         r"|fits?|fitting|exceed\w*|exhaust\w*|kernels?|workloads?|programs?|applications?"
@@ -113,6 +117,15 @@ def _skip() -> re.Pattern[str]:  # 40 ms, at the first sentence
     )
 
 
+# "On one X1 with 2 TFLOPS FP64 peak performance, the benchmark reached 80 GFLOPS": only the part
+# before the benchmark is read, for a person to judge.
+UNCLEAR_SUBJECT = 0.5  # confidence below which a person judges what the sentence is about
+_RUN = re.compile(
+    r"(?P<device>(?:On|With|For) (?=.*?\b(?:peak|theoretical)\b).+?"
+    r"(?<!\bby)(?<!\bin)(?<!\bof)(?<!\bfor))"
+    r",? (?:the|our|an?) (?:[\w-]+ ){0,2}(?:benchmark|kernel|application|program|workload|code)s?"
+    r" (?:has |have |can )?(?:reach|achiev|attain|obtain|sustain|deliver|run|ran|get|got)\w*\b"
+)
 _IN_MODE = re.compile(r"^(?:In|Under) [A-Z]{2,5}\b")  # "In CPX each device has ..."
 _CODE = re.compile(r"[{};$\\|]|::|->|==|\w\([^)]*\)|--\w|\b\w+_\w+|</?\w+>|https?:")
 _BEFORE = re.compile(
@@ -235,13 +248,58 @@ def read_sentence(sentence: str) -> tuple[Statement, ...]:
     """The statements of one sentence; none if it is doubtful."""
     if len(sentence) > MAX_SENTENCE or sentence.count(" ") < _MIN_WORDS - 1:
         return ()
-    if not _ANY_NUMBER.search(sentence) or _skip().search(sentence) or _CODE.search(sentence):
+    run = _RUN.match(sentence)
+    stated = run["device"] if run else sentence
+    if not _ANY_NUMBER.search(stated) or _skip().search(stated) or _CODE.search(stated):
         return ()
     if _IN_MODE.match(sentence):
         return ()
+    if run:
+        return tuple(replace(s, confidence=UNCLEAR_SUBJECT) for s in _read_forms(stated, sentence))
     if pair := _read_pair(sentence):
         return pair
-    plain = re.sub(r" per second\b", "/s", sentence)
+    found = _read_forms(sentence, sentence)
+    keys = {statement.key for statement in found}
+    listed = (s for s in _read_items(sentence) if s.key not in keys)
+    return tuple(sorted((*found, *listed), key=lambda s: s.place))
+
+
+# "The X1 has 6 MB of L2 cache, 16 GB of HBM2 and 900 GB/s of memory bandwidth": words of an item,
+# such as "cache", forbid no other item. A person judges these.
+_ITEM_START = re.compile(
+    rf"(?<!(?<![A-Za-z])\d)(?<!\bor)(?:,? (?:and|with)|,) "
+    rf"(?=(?:{_DIGITS})[ -]?(?:[kmgtp]i?b|[kmg]hz|[gtpe]fl?ops?|[kmgtp]i?b/s|w|watts|cores)\b)",
+    re.IGNORECASE,
+)
+
+
+def _read_items(sentence: str) -> Iterator[Statement]:
+    """The facts of an enumeration about the whole chip. Of quantities in one unit each must name
+    another fact: in "the two have 16 GB and 32 GB of HBM" one of them is of something else."""
+    starts = [0, *(match.end() for match in _ITEM_START.finditer(sentence)), len(sentence)]
+    if len(starts) < 3 or _PART.search(sentence) or _SEVERAL.search(sentence):
+        return
+    items = [(a, sentence[a:b].rstrip(" ,.")) for a, b in pairwise(starts)]
+    found = [(start, _read_forms(item, item)) for start, item in items]
+    stated = [s for _, statements in found for s in statements]
+    written = Counter(unit.lower() for unit in _QUANTITY.findall(sentence))
+    read = Counter(unit.lower() for s in stated for unit in _QUANTITY.findall(s.quantity))
+    keys = Counter(s.key for s in stated)
+    for start, statements in found:
+        for s in statements:
+            units = _QUANTITY.findall(s.quantity)
+            if keys[s.key] == 1 and all(read[u.lower()] == written[u.lower()] for u in units):
+                yield replace(
+                    s, sentence=sentence, confidence=UNCLEAR_SUBJECT, place=s.place + start
+                )
+
+
+_QUANTITY = re.compile(rf"(?:{_DIGITS})[ -]?([a-z]+(?:/s)?)", re.IGNORECASE)
+
+
+def _read_forms(text: str, sentence: str) -> tuple[Statement, ...]:
+    """The statements in a part of a sentence."""
+    plain = re.sub(r" per second\b", "/s", text)
     claims: dict[tuple[int, int], list[Statement]] = {}
     for known in fact_keys().values():
         for span, stated in _read_key(known, plain, sentence):
@@ -737,31 +795,70 @@ def _unread_items(text: str, stated: Collection[str]) -> Iterator[str]:
 
 
 def unread_sentences(elements: Sequence[Element], facts: Sequence[ProposedFact]) -> list[str]:
-    """Sentences that name a known fact and a number in its unit, and from which no fact was
-    proposed. Those that compare, measure or give an example are left out."""
-    read = " ".join(fact.sentence for fact in facts)
+    """Sentences that name a known fact and a number in its unit, or a peak rate, and from which no
+    fact was proposed. Those that compare, measure or give an example only if a number is beside
+    the name."""
+    read: dict[str, dict[str, str]] = {}
+    for fact in facts:
+        read.setdefault(fact.sentence, {})[fact.key] = fact.text_value
     unread = []
     for element in elements:
         blocks = _ITEM.split(element.text[:MAX_TEXT]) if element.kind in ("text", "list") else []
         for sentence in (s for block in blocks for s in _sentences(block)):
-            if len(sentence) > MAX_SENTENCE or _skip().search(sentence) or _CODE.search(sentence):
+            if len(sentence) > MAX_LISTED:
                 continue
-            key = _named_key(sentence)
-            if key and sentence not in read:
-                shown = _quoted(sentence, 0)
-                unread.append(f"{shown} (perhaps {key}, but not clearly)")
+            known = next((values for text, values in read.items() if sentence in text), {})
+            doubtful = _skip().search(sentence) or _CODE.search(sentence)
+            key = _beside(sentence) if doubtful else _named_key(sentence, known)
+            if key and key not in known:
+                unread.append(unclear(sentence, key))
+            elif not (key or known or doubtful) and _PEAK.search(sentence):
+                unread.append(_quoted(sentence, 0))
     return unread
 
 
-def _named_key(sentence: str) -> str:
-    """The first known fact of the chip that a sentence names, with a number in its unit."""
+UNCLEAR = ", but not clearly)"  # the end of a row that may state a known fact
+
+
+def unclear(sentence: str, key: str, place: int = 0) -> str:
+    """The row of a report for a sentence that may state this fact."""
+    return f"{_quoted(sentence, place)} (perhaps {key}{UNCLEAR}"
+
+
+def _beside(sentence: str) -> str:
+    """The first known fact of the chip whose name stands beside a number in its unit."""
+    if not _ANY_NUMBER.search(sentence) or _EXAMPLE.search(sentence):
+        return ""
+    stated = _read_forms(sentence, sentence)
+    return next((s.key for s in stated if fact_keys()[s.key].per == "chip"), "")
+
+
+_EXAMPLE = re.compile(
+    r"\b(?:for (?:example|instance)|e\.g|suppose|assum\w*|say|imagine|if|would|could|than|versus|vs"
+    r"|previous\w*|future|no|not|measur\w*|achiev\w*|observ\w*|tensors? of|matri(?:x|ces) of)\b",
+    re.IGNORECASE,
+)
+_PEAK = re.compile(
+    r"\b(?:peak|theoretical|maximum (?:\w+ ){0,2}(?:bandwidth|performance|throughput))\b.*?"
+    rf"\d ?(?:{_UNITS['flop/s']}|{_UNITS['op/s']}|{_UNITS['B/s']})(?![\w/])",
+    re.IGNORECASE,
+)
+
+
+def _named_key(sentence: str, read: Mapping[str, str]) -> str:
+    """The first known fact of the chip that a sentence names, with a number in its unit other than
+    those `read` in it, which are by key."""
     if not _ANY_NUMBER.search(sentence):
         return ""
     for known in fact_keys().values():
         if known.per is None or (known.unless is not None and known.unless.search(sentence)):
             continue
         units = _UNITS.get(known.unit)
-        if units is None or not re.search(rf"\d ?(?:{units})(?![\w/])", sentence, re.IGNORECASE):
+        if units is None or known.key in read:
+            continue
+        quantity = re.compile(rf"\d ?(?:{units})(?![\w/])", re.IGNORECASE)
+        taken = sum(quantity.search(value) is not None for value in {*read.values()})
+        if len(quantity.findall(sentence)) <= taken:
             continue
         if any(re.search(rf"(?<!\w){noun}(?!\w)", sentence, re.IGNORECASE) for noun in known.nouns):
             return known.key
@@ -771,7 +868,7 @@ def _named_key(sentence: str) -> str:
 def _why_unread(label: str) -> str:
     """The reason in brackets; empty for a label of no known fact."""
     keys = read_label(label).keys
-    return f" (perhaps {' or '.join(keys)}, but not clearly)" if keys else ""
+    return f" (perhaps {' or '.join(keys)}{UNCLEAR}" if keys else ""
 
 
 # -- tables of keys, values and units, such as limits in CSV or JSON

@@ -13,11 +13,11 @@ An unregistered name without a digit is not recognised. A value of another chip 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingestion.findings.facts import ProposedFact
+from ingestion.findings.facts import UNCLEAR_SUBJECT, ProposedFact, unclear
 from kb.catalog.facts import Fact
 from kb.hardware.facts import SubjectKind, fact_keys
 from kb.hardware.lineage import (
@@ -253,14 +253,41 @@ def proposals(
     other give none. A fact that a sentence repeats is one row, as is one that another table repeats
     under equal labels. `texts` are the headings and passages of the document, in which mentions of
     chips are counted."""
-    if not hardware or not facts:
-        return []
     titles = (source.title, source.file_name)
+    agreed, _ = _judged(facts, titles, hardware, registry, texts)
+    rows = [_row(fact, subject, source) for fact, subject in reversed(agreed)]
+    return [*reversed({row.id: row for row in rows}.values())]
+
+
+def contradicting(
+    facts: Sequence[ProposedFact],
+    titles: Sequence[str],
+    hardware: Sequence[str],
+    registry: Mapping[str, HardwareSpec],
+    texts: Sequence[str],
+) -> list[str]:
+    """The sentences about the hardware that give no fact because they contradict each other, as
+    rows of a report."""
+    _, left = _judged(facts, titles, hardware, registry, texts)
+    return list(dict.fromkeys(unclear(fact.sentence, fact.key, fact.place) for fact, _ in left))
+
+
+_About = list[tuple[ProposedFact, FactSubject]]
+
+
+def _judged(
+    facts: Sequence[ProposedFact],
+    titles: Sequence[str],
+    hardware: Sequence[str],
+    registry: Mapping[str, HardwareSpec],
+    texts: Sequence[str],
+) -> tuple[_About, _About]:
+    """The facts about the hardware without repeated sentences, and those of contradicting ones."""
+    if not hardware or not facts:
+        return [], []
     subjects = DocumentSubjects(hardware, registry, titles, texts)
     about = [(fact, _subject(fact, subjects)) for fact in _own_rows(facts, subjects, texts)]
-    candidates = [(fact, subject) for fact, subject in about if subject is not None]
-    rows = [_row(fact, subject, source) for fact, subject in reversed([*_agreeing(candidates)])]
-    return [*reversed({row.id: row for row in rows}.values())]
+    return _agreeing([(fact, subject) for fact, subject in about if subject is not None])
 
 
 def _own_rows(
@@ -300,6 +327,8 @@ def _subject(fact: ProposedFact, subjects: DocumentSubjects) -> FactSubject | No
     subject = subjects.of(fact.subject, fact.sentence, labels, fact.section)
     if subject is None or subject.kind != "chip":
         return subject
+    if fact.sentence and fact.confidence <= UNCLEAR_SUBJECT:
+        return FactSubject(subject.hardware_id, subject.text, "unclear")
     known = fact_keys().get(fact.key)
     if known and known.per == "chip" and _PER_DEVICE.search(f"{fact.text_value} {fact.sentence}"):
         return FactSubject(subject.hardware_id, f"the whole card: {fact.text_value}", "unclear")
@@ -309,21 +338,25 @@ def _subject(fact: ProposedFact, subjects: DocumentSubjects) -> FactSubject | No
     return subject
 
 
-def _agreeing(
-    candidates: Sequence[tuple[ProposedFact, FactSubject]],
-) -> Iterator[tuple[ProposedFact, FactSubject]]:
-    """The facts without sentences that repeat or contradict another sentence."""
+def _agreeing(candidates: _About) -> tuple[_About, _About]:
+    """The facts without sentences that repeat or contradict another sentence; those that do the
+    latter."""
     values: dict[tuple[str, str], set[float | int | str]] = {}
     for fact, subject in candidates:
         if fact.sentence:
             values.setdefault((subject.hardware_id, fact.key), set()).add(fact.value)
+    agreed: _About = []
+    left: _About = []
     repeated: set[tuple[str, str]] = set()
     for fact, subject in candidates:
         key = (subject.hardware_id, fact.key)
-        if not fact.sentence or (len(values[key]) == 1 and key not in repeated):
-            yield fact, subject
+        if fact.sentence and len(values[key]) > 1:
+            left.append((fact, subject))
+        elif not fact.sentence or key not in repeated:
+            agreed.append((fact, subject))
         if fact.sentence:
             repeated.add(key)
+    return agreed, left
 
 
 def _row(fact: ProposedFact, subject: FactSubject, source: FactSource) -> Fact:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ingestion.findings.facts import propose_facts, read_sentence, statements, unread_sentences
+from ingestion.findings.facts import (
+    UNCLEAR_SUBJECT,
+    propose_facts,
+    read_sentence,
+    statements,
+    unread_sentences,
+)
 from ingestion.formats import parse
 
 KB, MB, GB = 2**10, 2**20, 2**30
@@ -182,6 +188,44 @@ def test_sentence_that_names_a_fact_and_gives_none_is_listed() -> None:
     elements = parse(text.encode(), "x.md").elements
     [listed] = unread_sentences(elements, propose_facts(elements))
     assert listed.endswith("(perhaps peak_matrix_bf16, but not clearly)")
+
+
+def test_enumerated_quantities_are_read_or_listed() -> None:
+    text = (
+        "The X1 GPU has 80 SMs, 6 MB of L2 cache, 16 GB of HBM2 and 900 GB/s of memory bandwidth."
+    )
+    assert {(s.key, s.quantity) for s in read_sentence(text)} == {
+        ("compute_units", "80"),
+        ("l2_size", "6 MB"),
+        ("memory_size", "16 GB"),
+        ("memory_bandwidth", "900 GB/s"),
+    }
+    ran = (
+        "On one X1 with 2.15TFLOPS double precision peak performance and 1.22TB/s memory bandwidth"
+        " the HPCG benchmark reached 67 GFLOPS."
+    )
+    stated = read_sentence(ran)
+    assert [(s.key, s.value) for s in stated] == [
+        ("peak_fp64", 2.15e12),
+        ("memory_bandwidth", 1.22e12),
+    ]
+    assert {s.confidence for s in stated} == {UNCLEAR_SUBJECT}
+    assert not read_sentence("The X1 and the X2 have 16 GB, 32 GB of HBM2 at a peak of 300 W.")
+    assert not read_sentence(
+        "On an X1 with 2 TB/s peak memory bandwidth measured by the benchmark."
+    )
+
+
+def test_peak_rates_and_measured_sentences_are_listed() -> None:
+    text = (
+        "Peak floating-point computing power is 160 GFLOPS. By default the X1 accelerator runs at"
+        " 50 MHz. We measured 900 GB/s of memory bandwidth."
+    )
+    elements = parse(text.encode(), "x.md").elements
+    assert unread_sentences(elements, propose_facts(elements)) == [
+        "Peak floating-point computing power is 160 GFLOPS.",
+        "By default the X1 accelerator runs at 50 MHz. (perhaps clock_boost, but not clearly)",
+    ]
 
 
 def test_type_in_brackets_is_no_part_of_sentence() -> None:

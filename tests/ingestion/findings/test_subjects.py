@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from ingestion.findings.facts import propose_facts
-from ingestion.findings.subjects import DocumentSubjects, FactSource, FactSubject, proposals
+from ingestion.findings.subjects import (
+    DocumentSubjects,
+    FactSource,
+    FactSubject,
+    contradicting,
+    proposals,
+)
 from ingestion.formats import parse
 from ingestion.passages import split_sections
 from kb.catalog.facts import Fact
@@ -160,6 +166,12 @@ def test_fact_of_a_sentence_has_document_section_and_quotation() -> None:
     assert fact.holds_for_owner
 
 
+def test_enumeration_before_a_measurement_is_unclear() -> None:
+    text = "On one MI250X with 47.9 TFLOPS double precision peak performance the code reached 9 %."
+    [fact] = rows(text, "Guide")
+    assert (fact.key, fact.subject_kind) == ("peak_fp64", "unclear")
+
+
 @pytest.mark.parametrize("title", ["Guide, rev. 2", "guide,  Rev. 2"])
 def test_locator_does_not_repeat_document_title(title: str) -> None:
     text = "# Guide, rev. 2\n\n## Memory\n\nThe L2 cache is 16 MB.\n"
@@ -171,6 +183,12 @@ def test_repeated_and_contradicting_sentences() -> None:
     assert len(rows(again)) == 1
     against = "# MI250X\n\nThe L2 cache is 16 MB.\n\nIt has an L2 cache of 8 MB.\n"
     assert rows(against) == []
+    sections = split_sections(parse(against.encode(), "a.md").elements)
+    facts = [f for s in sections for f in propose_facts(s.elements, (), s.path)]
+    assert contradicting(facts, ("Chips",), ("mi250x",), REGISTRY, [against]) == [
+        "The L2 cache is 16 MB. (perhaps l2_size, but not clearly)",
+        "It has an L2 cache of 8 MB. (perhaps l2_size, but not clearly)",
+    ]
 
 
 def test_document_without_hardware_proposes_nothing() -> None:
