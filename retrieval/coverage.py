@@ -451,7 +451,10 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             _manuals(len(documents), len(read), len(waiting)),
         ),
         OnboardingStep(
-            "facts", "Decide on facts", accepted > 0 and not proposed, _facts(proposed, accepted)
+            "facts",
+            "Decide on facts",
+            accepted > 0 and not proposed,
+            _facts(proposed, accepted, bool(read) and not waiting),
         ),
         OnboardingStep(
             "toolchain",
@@ -463,7 +466,9 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             "ask",
             "Ask, and search",
             False,
-            "shows the contents of a first prompt" if read else "possible once a manual is read",
+            "ask about the chip, or search for a kernel"
+            if read
+            else "possible once a manual is read",
         ),
     )
 
@@ -476,10 +481,12 @@ def _manuals(documents: int, read: int, waiting: int) -> str:
     return f"{read:,} of {documents:,} are read"
 
 
-def _facts(proposed: int, accepted: int) -> str:
+def _facts(proposed: int, accepted: int, is_read: bool) -> str:
     if proposed:
         return f"{proposed:,} proposed {'fact waits' if proposed == 1 else 'facts wait'} for you"
-    return f"{accepted:,} accepted" if accepted else "they are proposed from its manuals"
+    if accepted:
+        return f"{accepted:,} accepted"
+    return "none found in its manuals: add one" if is_read else "they are proposed from its manuals"
 
 
 # -- whole kernels that reach contexts

@@ -44,7 +44,7 @@ def problem_named(name: str) -> Problem:
         raise NotFound(
             f"there is no shipped problem {name[:200]!r}",
             hint=(f"Did you mean {', '.join(near)}? " if near else "")
-            + "Give a name of `kernlore problem list`, or the problem's source.",
+            + f"Give one of {', '.join(shipped_problems())} (`kernlore problem list`) or a source.",
             details={"nearest": near},
         )
     return load_problem(SHIPPED / name)
@@ -155,7 +155,8 @@ def _file_of(path: Path) -> Path:
     hint = f"Did you mean {', '.join(near)}? " if near else ""
     raise NotFound(
         f"there is no problem {str(path)!r}",
-        hint=f"{hint}Give a file, a folder, or a name of `kernlore problem list`.",
+        hint=f"{hint}Give a file, a folder, or one of {', '.join(shipped_problems())}"
+        " (`kernlore problem list`).",
     )
 
 
