@@ -87,9 +87,8 @@ def _of_chips(services: Services) -> list[HomeTask]:
         what = f"proposed {'fact' if proposed == 1 else 'facts'} of {names[chip]}"
         tasks.append(HomeTask(proposed, what, f"{link}?facts=proposed", why))
         why = "Sources give different values. Reject the wrong one."
-        tasks.append(
-            HomeTask(conflicts, f"conflicts about {names[chip]}", f"{link}?facts=all", why)
-        )
+        what = f"{'conflict' if conflicts == 1 else 'conflicts'} about {names[chip]}"
+        tasks.append(HomeTask(conflicts, what, f"{link}?facts=all", why))
     return tasks
 
 
