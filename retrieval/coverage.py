@@ -466,9 +466,7 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             "ask",
             "Ask, and search",
             False,
-            "ask about the chip, or search for a kernel"
-            if read
-            else "possible once a manual is read",
+            "ask a question, or start a run" if read else "possible once a manual is read",
         ),
     )
 
