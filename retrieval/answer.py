@@ -21,7 +21,7 @@ from retrieval.compose.cards import named_facts
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, signal_excerpts
 from retrieval.compose.hints import hints_of
-from retrieval.compose.moves import fitting_moves, settings_of, shrunk
+from retrieval.compose.moves import fitting_moves, settings_of, shrunk, too_small
 from retrieval.compose.skill_choice import WITHHELD_SHARE, SkillSelection, choose_skills
 from retrieval.compose.standing import Standings, standings_of, versions_of
 from retrieval.compose.target import own_scope
@@ -34,6 +34,7 @@ from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.layout import load_layout
 from retrieval.near import NearIndex
 from retrieval.operators import OperatorTraits, load_operators
+from retrieval.profiles.tables import column_names
 from retrieval.readers import uplift_of
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware, with_vendor
@@ -96,6 +97,7 @@ def answer(
     exclusions = exclusions or Exclusions(*[frozenset(request.exclude)] * 2)
     chips = snapshot.knowledge.chips(request.access_scope)
     request, vendor_hint = with_vendor(request, chips)
+    given = request.profile or request.log or ""
     request, profile = with_profile(request, chips)
     standings = standings_of(snapshot, versions_of(request))
     snapshot = standings.snapshot
@@ -107,7 +109,8 @@ def answer(
     moves = moves_for(standings, request, conclusion, scope, profile.kernel if profile else "")
     choice = skills_for(standings, request, conclusion, scope, config)
 
-    ranking = _ranking(standings, request, conclusion, scope, moves, config)
+    columns = column_names(given) if profile and not verdict.signals else ""
+    ranking = _ranking(standings, request, conclusion, scope, moves, config, columns)
     ranked = ranking(scope.filter)
     make = make_excerpts
     if not (request.in_words or request.metrics):
@@ -270,12 +273,15 @@ def moves_for(
         scope.runnable,
         scope.chip_languages,
         conclusion.roles,
-        settings_of(request.log or ""),
+        settings := settings_of(request.log or ""),
     )
     moves = tuple(map(standings.marked_move, moves)) if standings.versions else moves
     first = next(iter(conclusion.verdict.signatures), None)
     over = first["quantities"] if first else None
-    return moves if over is None else tuple(shrunk(move, over["factor"]) for move in moves)
+    if over is None:
+        return moves
+    factor = over["factor"]
+    return tuple(shrunk(m, factor) for m in moves if not too_small(m, factor, settings))
 
 
 @stage("moves and skills")
@@ -321,14 +327,17 @@ def _ranking(
     scope: RequestScope,
     moves: Sequence[Move],
     config: AnswerConfig,
+    columns: str = "",
 ) -> Ranking:
     """The function that ranks the passages of a scope for the request: by section for a bare
-    signal; for a request in words, passages that define the names in it come first."""
+    signal; for a request in words, passages that define the names in it come first. `columns` are
+    those of a profile without a diagnosis, which a manual may explain."""
     verdict, snapshot = conclusion.verdict, standings.snapshot
     signals = [load_signals().get(name) for name in verdict.signal_ids]
     specs = snapshot.knowledge.chips(request.access_scope).specs
     chip = names_written(request.query or "", [specs[place] for place in scope.lineage])
-    plan = plan_of(request, signals, load_layout().is_known, words_of(verdict.lines), chip)
+    causes = words_of(verdict.lines) or columns
+    plan = plan_of(request, signals, load_layout().is_known, causes, chip)
     near = _near(snapshot, config)
     if request.in_words:
         cards = _cards(snapshot, request, scope) if scope.hardware is not None else Cards()

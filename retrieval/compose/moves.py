@@ -101,6 +101,18 @@ def fitting_moves(
 TILES = frozenset(("tile_m", "tile_n", "tile_k", "block", "threads", "warps", "vector"))
 
 
+MOST_STAGES = 8  # of the configurations that autotuners usually try
+
+
+def too_small(move: Move, factor: float, settings: Mapping[str, int]) -> bool:
+    """Whether the move sets stages to a number that frees too little of a resource exceeded
+    `factor` times: with more than the stages in use, or than usual where those are unknown."""
+    to = move.change.get("to")
+    if move.change.get("role") != "stages" or not isinstance(to, int | float):
+        return False
+    return to * factor > settings.get("num_stages", MOST_STAGES)
+
+
 def shrunk(move: Move, factor: float) -> Move:
     """The move with the least shrink factor of its parameter for a resource exceeded `factor`
     times; unchanged if it shrinks nothing, or to a given value."""

@@ -460,7 +460,8 @@ class SignatureIndex:
         chosen = _deduplicated(sorted(best, key=lambda match: match.order), limit)
         chosen = _rule_first(chosen, index)[:limit]
         chosen = [_compared(_completed(match, best), index) for match in chosen]
-        advised = [_advised(match, index) for match in chosen]
+        named = [m.line_number for m in chosen if not m.signature.is_general]
+        advised = [m if _wraps(m, named) else _advised(m, index) for m in chosen]
         advised = [replace(m, line_number=index.printed_at(m.line_number)) for m in advised]
         return [_sized(advised[0], advised[1:]), *advised[1:]] if advised else []
 
@@ -553,6 +554,12 @@ def _more_of() -> Mapping[str, Sequence[str]]:
     """The ids of signatures whose remedies are extended by the log, by what extends them."""
     ids: Mapping[str, Sequence[str]] = message_words()["more_of_signatures"]
     return ids
+
+
+def _wraps(match: SignatureMatch, named: Sequence[int]) -> bool:
+    """Whether the match only announces a failure that one of the `named` lines below it states."""
+    below = range(match.line_number + 1, match.line_number + 1 + NEAR_LINES)
+    return match.signature.level == WRAPPER and any(number in below for number in named)
 
 
 def _advised(match: SignatureMatch, index: LogIndex) -> SignatureMatch:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import csv
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from itertools import permutations
 
 from retrieval.profiles.counters import rates
@@ -442,12 +444,14 @@ def _rows(text: str, loose: bool) -> Iterator[TableRow]:
     last: TableRow | None = None
     free: list[_Free] = []
     before, unit = "", _stated_unit(text)
+    heads: Sequence[str] = ()
     for line in map(without_prefix, text.splitlines()):
         if not line.strip() or len(line) > MAX_LINE or _RULE.fullmatch(line):
             continue
         cells = _cells(line, columns)
         found, row = _columns(cells, before, line, unit), None
         before = line
+        heads = line.split() if _HEADS.fullmatch(line) else heads
         if found is not None:
             columns = found
             continue
@@ -457,7 +461,7 @@ def _rows(text: str, loose: bool) -> Iterator[TableRow]:
             if last is not None:
                 yield last
             last = row
-        elif (parsed := _free(line)) is not None:
+        elif (parsed := _free(line, heads)) is not None:
             free.append(parsed)
     if last is not None:
         yield last
@@ -768,8 +772,18 @@ _BOTH = re.compile(
 )
 
 
-def _free(line: str) -> _Free | None:
-    """The name and the quantities of a line; None without both."""
+_HEADS = re.compile(r"\s*(?:[A-Za-z%][\w.%/()-]*(?:\s+|$)){4,}")
+
+
+def column_names(text: str) -> str:
+    """The first line of a text that may name the columns of a table; empty without one."""
+    lines = (line.strip() for line in text.splitlines() if len(line) <= MAX_LINE)
+    return next(filter(_HEADS.fullmatch, lines), "")
+
+
+def _free(line: str, heads: Sequence[str] = ()) -> _Free | None:
+    """The name and the quantities of a line; None without both. `heads` are the words of a line
+    above that may name its columns: they do if the line has as many words."""
     if both := _BOTH.fullmatch(line):
         times = (float(both[unit]) * UNITS[both[f"{unit}_unit"]] for unit in ("device", "host"))
         return _Free(both["name"].strip(" :-"), tuple(_Quantity("both", us) for us in times))
@@ -791,7 +805,20 @@ def _free(line: str) -> _Free | None:
         return None
     if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS or _is_prose(line, name):
         return None
-    return _Free(name, tuple(_quantity(item, n, line) for n, item in enumerate(row)))
+    starts = [word.start() for word in re.finditer(r"\S+", line)]
+    named = heads if len(heads) == len(starts) else ()
+    quantities = (_quantity(item, n, line) for n, item in enumerate(row))
+    return _Free(name, tuple(map(partial(_under_head, starts, named), row, quantities)))
+
+
+def _under_head(
+    starts: Sequence[int], heads: Sequence[str], item: re.Match[str], quantity: _Quantity
+) -> _Quantity:
+    """A number without a label, with the head of its column as its key."""
+    if quantity.kind != "number" or quantity.label or not heads:
+        return quantity
+    head = heads[bisect_right(starts, item.start("number")) - 1]
+    return replace(quantity, label=head.lower(), keyed=True)
 
 
 def _longest(line: str) -> list[re.Match[str]]:
