@@ -37,7 +37,7 @@ from retrieval.operators import OperatorTraits, load_operators
 from retrieval.profiles.tables import column_names
 from retrieval.readers import uplift_of
 from retrieval.request import RetrieveRequest
-from retrieval.scope import RequestScope, ResolvedHardware, resolve_hardware, with_vendor
+from retrieval.scope import RUN_EVERYWHERE, RequestScope, ResolvedHardware, resolve_hardware, with_vendor
 from retrieval.search.by_names import by_words, code_matches
 from retrieval.search.by_signal import by_sections
 from retrieval.search.names import Cards, language_named, language_of_kernel
@@ -111,7 +111,7 @@ def answer(
 
     columns = column_names(given) if profile and not verdict.signals else ""
     ranking = _ranking(standings, request, conclusion, scope, moves, config, columns)
-    ranked = ranking(scope.filter)
+    ranked = ranking(_of_log(scope.filter, request))
     make = make_excerpts
     if not (request.in_words or request.metrics):
         make = partial(signal_excerpts, signal=verdict.primary if verdict.signals else None)
@@ -260,7 +260,7 @@ def moves_for(
     error over its limit. `kernel` is the one that a profile is about."""
     problem = request.problem_values
     language = language_named(request.log or "") or language_of_kernel(kernel, scope.chip_languages)
-    if problem["language"] is None and language in (*scope.runnable, *scope.chip_languages):
+    if problem["language"] is None and language is not None:
         problem = {**problem, "language": language}
     moves = fitting_moves(
         standings.snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
@@ -297,9 +297,7 @@ def skills_for(
     signals = conclusion.mendable
     if conclusion.remedied and not signals:
         request = replace(request, op=None)
-    within, language = scope.filter, language_named(request.log or "")
-    if request.language is None and language in scope.chip_languages:
-        within = replace(within, languages=(language,))
+    within = _of_log(scope.filter, request)
     chosen = choose_skills(
         standings.snapshot.knowledge,
         request,
@@ -313,6 +311,12 @@ def skills_for(
     )
     marked = tuple(map(standings.marked_skill, chosen.answers))
     return replace(chosen, answers=marked) if standings.versions else chosen
+
+
+def _of_log(within: ScopeFilter, request: RetrieveRequest) -> ScopeFilter:
+    """The scope, without other languages than the one that the log of a request names."""
+    language = language_named(request.log or "") if request.language is None else None
+    return within if language is None else replace(within, languages=(language, *RUN_EVERYWHERE))
 
 
 # -- search

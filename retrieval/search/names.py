@@ -362,7 +362,11 @@ _SIGNS = tuple(
         ("nki", r"\bneuronxcc[./]nki\b"),
         ("hip", r"\bhipcc\b|-Rpass-analysis=kernel-resource-usage|\.hip(?:\.cpp)?:\d+:\d+: "),
         ("cuda", r"\bnvcc\b|\.cuh?\(\d+\): (?:error|warning)"),
-        ("sycl", r"\bicpx\b|-fsycl\b|\bsycl::"),
+        ("sycl", r"\bicpx\b|-fsycl\b|\bsycl::|\b(?:PI|UR_RESULT)_ERROR_"),
+        ("vulkan", r"\bVUID-|\bvkCreate\w+Pipelines?\b"),
+        ("metal", r"\bMTLLibrary|\bMTLCompute|\bprogram_source:\d|\[MTL\w+ "),
+        ("opencl", r"\bclBuildProgram\b|\bclEnqueue\w+|\bCL_(?:INVALID|OUT_OF|BUILD)_\w+"),
+        ("ascendc", r"\bEZ9999\b|\baclrt[A-Z]\w+|\bai ?(?:vec|core) (?:error|exception)"),
     )
 )
 _CODE = re.compile(r"`([.@%$#]?[A-Za-z_][\w.]{3,80})`")
