@@ -240,7 +240,9 @@ class SignatureMatch:
 
     @property
     def roles(self) -> tuple[str, ...] | None:
-        """The roles of moves that can fix this; None for any."""
+        """The roles of moves that can fix this; None for any. A wrapper states no cause."""
+        if self.signature.level == WRAPPER:
+            return ()
         rejected = (self.failure_class, self.signature.signal) == ("user_mistake", "compile_error")
         of_class = _OF_REJECTED if rejected else _ROLES_OF_CLASS.get(self.failure_class or "")
         return next((s.roles for s in self._both if s.roles is not None), of_class)
