@@ -29,6 +29,7 @@ from kb.catalog import visible
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import RefusedName, Symbol, refused_names
+from kb.catalog.skills.writing import nth_last_retrieval
 from kb.errors import InvalidKnowledge, Unavailable
 from kb.hardware.facts import fact_keys
 from kb.plain import Doc
@@ -437,6 +438,8 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
     statuses = [fact.status for fact in base.registry.facts(chip)]
     proposed = statuses.count("proposed")
     accepted = len(base.registry.effective_facts(chip))
+    with base.catalog.read() as connection:
+        asked = nth_last_retrieval(connection, 1, [chip]) is not None
     return (
         OnboardingStep(
             "description",
@@ -465,7 +468,7 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
         OnboardingStep(
             "ask",
             "Ask, and search",
-            False,
+            asked,
             "ask a question, or start a run" if read else "possible once a manual is read",
         ),
     )

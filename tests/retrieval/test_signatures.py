@@ -535,7 +535,7 @@ TRITON = "out of resource: shared memory, Required: {}, Hardware limit: 232448."
         (PTXAS.format("0x14000", "0xc000"), {}, 32_768, 1.667, "or declare them extern", "chip"),
         (TRITON.format(294_912), H100, 62_464, 1.269, "at most 4 stages", "tile sizes first"),
         (TRITON.format(266_240), H100, 33_792, 1.145, "at most 7 stages", "tile sizes first"),
-        (TRITON.format(594_912), H100, 362_464, 2.559, "tile sizes first", "at most"),
+        (TRITON.format(594_912), H100, 362_464, 2.559, "num_stages to 2 or 1", "at most"),
         ("local memory (70000) exceeds limit (65536)", {}, 4_464, 1.068, "LDS", "stages}"),
         (
             "Failed to set the allowed dynamic shared memory size to 300000",

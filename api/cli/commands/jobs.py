@@ -291,6 +291,8 @@ def file_text(file: UploadedFile) -> str:
     line = f"{file.state or file.outcome:<12} {file.name}"
     if file.result.get("passages") is not None:
         line += f"  ({file.result['passages']} passages)"
+    if file.outcome == "duplicate_of":
+        line += f"  {file.document_id}, which has the same bytes"
     if file.error is not None:
         hint = file.error.get("hint")
         line += f": {str(file.error.get('message')).removeprefix(f'{file.name} ')}"
