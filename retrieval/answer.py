@@ -37,7 +37,13 @@ from retrieval.operators import OperatorTraits, load_operators
 from retrieval.profiles.tables import column_names
 from retrieval.readers import uplift_of
 from retrieval.request import RetrieveRequest
-from retrieval.scope import RUN_EVERYWHERE, RequestScope, ResolvedHardware, resolve_hardware, with_vendor
+from retrieval.scope import (
+    RUN_EVERYWHERE,
+    RequestScope,
+    ResolvedHardware,
+    resolve_hardware,
+    with_vendor,
+)
 from retrieval.search.by_names import by_words, code_matches
 from retrieval.search.by_signal import by_sections
 from retrieval.search.names import Cards, language_named, language_of_kernel

@@ -806,9 +806,9 @@ def _free(line: str, heads: Sequence[str] = ()) -> _Free | None:
     if not re.search(r"[A-Za-z_]", name) or name.lower() in UNITS or _is_prose(line, name):
         return None
     starts = [word.start() for word in re.finditer(r"\S+", line)]
-    named = heads if len(heads) == len(starts) else ()
+    columns = heads if len(heads) == len(starts) else ()
     quantities = (_quantity(item, n, line) for n, item in enumerate(row))
-    return _Free(name, tuple(map(partial(_under_head, starts, named), row, quantities)))
+    return _Free(name, tuple(map(partial(_under_head, starts, columns), row, quantities)))
 
 
 def _under_head(

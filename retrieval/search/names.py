@@ -356,7 +356,10 @@ _SIGNS = tuple(
     (language, re.compile(sign))
     for language, sign in (
         ("gluon", r"\btriton[./]experimental[./]gluon\b"),
-        ("triton", r"\btriton[./](?:runtime|compiler|backends|language)\b|\bmlir::triton\b|#ttg?\."),
+        (
+            "triton",
+            r"\btriton[./](?:runtime|compiler|backends|language)\b|\bmlir::triton\b|#ttg?\.",
+        ),
         ("cute", r"\bcutlass[./](?:cute|base_dsl)\b"),
         ("pallas", r"\bjax[./](?:experimental|_src)[./]pallas\b"),
         ("nki", r"\bneuronxcc[./]nki\b"),
