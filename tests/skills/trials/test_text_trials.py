@@ -162,11 +162,15 @@ def test_cases_outside_are_named_and_never_drafted(
     assert not planned.drafts and not server.requests
 
 
-def test_model_without_answer_is_an_error(services: Services, tmp_path: Path) -> None:
+def test_model_without_answer_is_an_error(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("litellm", reason="the extra `llm` is not installed")
+    monkeypatch.setenv("OPENAI_API_KEY", "local-test-key")
     silent = ModelServer(lambda body, number: Answered("I would rather not."))
     skill = text_skill(services, tmp_path / "own", "cpp-lanes", OWN, "reduction")
     trials = trials_of(services, tmp_path, silent.url)
     with pytest.raises(Unavailable, match="no model wrote kernels for cpp-lanes"):
         trials.drafted(trials.plan(skill), skill)
+    assert silent.requests
     silent.close()
