@@ -437,7 +437,8 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
     waiting = [document for document in documents if document.job_state in ("queued", "running")]
     statuses = [fact.status for fact in base.registry.facts(chip)]
     proposed = statuses.count("proposed")
-    accepted = len(base.registry.effective_facts(chip))
+    accepted = statuses.count("accepted")
+    inherited = len(base.registry.effective_facts(chip)) - accepted
     with base.catalog.read() as connection:
         asked = nth_last_retrieval(connection, 1, [chip]) is not None
     return (
@@ -457,7 +458,7 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             "facts",
             "Decide on facts",
             accepted > 0 and not proposed,
-            _facts(proposed, accepted, bool(read) and not waiting),
+            _facts(proposed, accepted, inherited, bool(read) and not waiting),
         ),
         OnboardingStep(
             "toolchain",
@@ -482,12 +483,15 @@ def _manuals(documents: int, read: int, waiting: int) -> str:
     return f"{read:,} of {documents:,} are read"
 
 
-def _facts(proposed: int, accepted: int, is_read: bool) -> str:
+def _facts(proposed: int, accepted: int, inherited: int, is_read: bool) -> str:
     if proposed:
         return f"{proposed:,} proposed {'fact waits' if proposed == 1 else 'facts wait'} for you"
     if accepted:
         return f"{accepted:,} accepted"
-    return "none found in its manuals: add one" if is_read else "they are proposed from its manuals"
+    found = (
+        "none found in its manuals: add one" if is_read else "they are proposed from its manuals"
+    )
+    return f"{found}; {inherited:,} inherited" if inherited > 0 else found
 
 
 # -- whole kernels that reach contexts

@@ -136,7 +136,7 @@ def numbers_in(text: str) -> str:
     named = {
         q.names[0]: f"{q.names[0]} {q.number:g} {q.unit}"
         for q in quantities(text[:MAX_STATED])
-        if q.names and q.unit and not q.words and len(q.names[0]) <= MAX_LABEL
+        if q.names and q.unit and not q.words and _NAME.fullmatch(q.names[0])
     }
     if len(named) < LEAST_NUMBERS:
         return ""
@@ -148,7 +148,8 @@ def numbers_in(text: str) -> str:
 
 
 MAX_STATED = 20_000  # characters of a text without a profile that are read for numbers
-MAX_LABEL = 50  # characters of a name in a note
+# A name of at most 50 characters in a note; a remark in brackets, or half of one, is none.
+_NAME = re.compile(r"(?!\()(?=.{1,50}$)(?:[^()]|\([^()]*\))+")
 
 
 def _as_log(request: RetrieveRequest, error: InvalidRequest) -> tuple[RetrieveRequest, ProfileRead]:
