@@ -107,7 +107,7 @@ def answer(
     request, profile = with_profile(request, chips)
     standings = standings_of(snapshot, versions_of(request))
     snapshot = standings.snapshot
-    resolved = resolve_hardware(snapshot, request, load_layout())
+    resolved = _resolved(snapshot, request)
     scope, request = resolved.own, replace(request, language=resolved.language)
 
     conclusion = conclude(standings, request, resolved, vendor_hint)
@@ -117,7 +117,7 @@ def answer(
 
     columns = column_names(given) if profile and not verdict.signals else ""
     ranking = _ranking(standings, request, conclusion, scope, moves, config, columns)
-    ranked = ranking(_of_log(scope.filter, request))
+    ranked = ranking(scope.filter)
     make = make_excerpts
     if not (request.in_words or request.metrics):
         make = partial(signal_excerpts, signal=verdict.primary if verdict.signals else None)
@@ -193,7 +193,7 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
     request, vendor_hint = with_vendor(request, chips)
     request, profile = with_profile(request, chips)
     standings = standings_of(snapshot, versions_of(request))
-    resolved = resolve_hardware(standings.snapshot, request, load_layout())
+    resolved = _resolved(standings.snapshot, request)
     conclusion = conclude(standings, request, resolved, vendor_hint)
     moves = moves_for(
         standings, request, conclusion, resolved.scope, profile.kernel if profile else ""
@@ -212,6 +212,20 @@ def actions(snapshot: Snapshot, request: RetrieveRequest, config: AnswerConfig) 
         versions=standings.versions,
     )
     return AnswerResult(request, result)
+
+
+def _resolved(snapshot: Snapshot, request: RetrieveRequest) -> ResolvedHardware:
+    """The hardware of a request. A log that names a language leaves out the other languages."""
+    resolved = resolve_hardware(snapshot, request, load_layout())
+    language = language_named(request.log or "") if request.language is None else None
+    if language is None:
+        return resolved
+
+    def narrowed(scope: RequestScope) -> RequestScope:
+        languages = (language, *RUN_EVERYWHERE)
+        return replace(scope, filter=replace(scope.filter, languages=languages))
+
+    return replace(resolved, scope=narrowed(resolved.scope), own=narrowed(resolved.own))
 
 
 # -- diagnosis and remedies
@@ -303,12 +317,11 @@ def skills_for(
     signals = conclusion.mendable
     if conclusion.remedied and not signals:
         request = replace(request, op=None)
-    within = _of_log(scope.filter, request)
     chosen = choose_skills(
         standings.snapshot.knowledge,
         request,
         signals,
-        within,
+        scope.filter,
         conclusion.metrics,
         scope.facts,
         config.withheld_share,
@@ -317,12 +330,6 @@ def skills_for(
     )
     marked = tuple(map(standings.marked_skill, chosen.answers))
     return replace(chosen, answers=marked) if standings.versions else chosen
-
-
-def _of_log(within: ScopeFilter, request: RetrieveRequest) -> ScopeFilter:
-    """The scope, without other languages than the one that the log of a request names."""
-    language = language_named(request.log or "") if request.language is None else None
-    return within if language is None else replace(within, languages=(language, *RUN_EVERYWHERE))
 
 
 # -- search

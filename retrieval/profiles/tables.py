@@ -776,9 +776,18 @@ _HEADS = re.compile(r"\s*(?:[A-Za-z%][\w.%/()-]*(?:\s+|$)){4,}")
 
 
 def column_names(text: str) -> str:
-    """The first line of a text that may name the columns of a table; empty without one."""
-    lines = (line.strip() for line in text.splitlines() if len(line) <= MAX_LINE)
-    return next(filter(_HEADS.fullmatch, lines), "")
+    """The line of a text that names the columns of a row below it; empty without one. A row has as
+    many words, at least half of them numbers."""
+    heads = ""
+    for line in (line.strip() for line in text.splitlines() if len(line) <= MAX_LINE):
+        if _HEADS.fullmatch(line):
+            heads = line
+            continue
+        words = line.split()
+        numbers = sum(word[0].isdigit() for word in words)
+        if heads and len(words) == len(heads.split()) and 2 * numbers >= len(words):
+            return heads
+    return ""
 
 
 def _free(line: str, heads: Sequence[str] = ()) -> _Free | None:

@@ -251,3 +251,8 @@ def test_shown_state_starts_with_its_filter_name() -> None:
     job |= {"id": "job_1", "state": "running", "stage": "embedding"}
     assert jobs._row(job)[1] == "running: embedding"
     assert jobs._row({**job, "state": "queued", "stage": None})[1] == "queued"
+
+
+def test_file_with_the_bytes_of_a_document_names_it() -> None:
+    file = UploadedFile("b.md", "duplicate_of", document_id="doc_1")
+    assert re.search(r"duplicate_of +b\.md .*doc_1.*same bytes", jobs.file_text(file))

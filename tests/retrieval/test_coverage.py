@@ -16,7 +16,15 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.errors import InvalidKnowledge, UnknownHardware
 from kb.hardware.facts import fact_keys
 from kb.hardware.schema import parse_hardware
-from retrieval.coverage import Coverage, Subject, coverage, coverage_data_from, load_coverage_data
+from retrieval.coverage import (
+    Coverage,
+    OnboardingStep,
+    Subject,
+    coverage,
+    coverage_data_from,
+    load_coverage_data,
+    onboarding_steps,
+)
 from retrieval.diagnose.signals import DATA, load_signals
 from retrieval.request import RetrieveRequest
 from tests.catalogs import fresh_data_dir
@@ -210,3 +218,26 @@ def test_answer_names_unread_documents(filled: Store) -> None:
     assert unread("mi300x") == []
     filled.worker().drain()
     assert unread("h100") == []
+
+
+def test_steps_of_a_chip_count_its_own_facts_and_questions(store: Store) -> None:
+    base = base_of(store.catalog)
+    base.documents = store.documents
+
+    def step(name: str) -> OnboardingStep:
+        steps = onboarding_steps(base, "h200")
+        return next(step for step in steps if step.id == name)
+
+    def state(hardware: str, text: str) -> None:
+        store.registry.add_fact(
+            hardware, "memory_bandwidth", text, document_id=None, locator="1", actor="a person"
+        )
+
+    state("hopper", "3 TB/s")
+    assert not step("ask").done
+    assert not step("facts").done and "1 inherited" in step("facts").note
+    state("h200", "4.8 TB/s")
+    retriever = store.retriever()
+    retriever.retrieve(RetrieveRequest(signal="memory_bound", hardware="h200"))
+    retriever.close()  # writes the log
+    assert step("ask").done and step("facts").done

@@ -19,7 +19,7 @@ from kb.catalog.knowledge.moves import StoredMove
 from kb.hardware.spec import SignatureSpec
 from kb.ids import MoveId
 from retrieval.compose.kernels import with_defaults
-from retrieval.compose.moves import MAX_MOVES, fitting_moves, settings_of, shrunk
+from retrieval.compose.moves import MAX_MOVES, fitting_moves, settings_of, shrunk, too_small
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
@@ -157,6 +157,8 @@ C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are se
         (f"and is 4 {NEXT_TO}", ["mask-tail"]),
         (f"and is 4,096 {NEXT_TO}", ["widen", "mask-tail"]),
         ("nvcc error : 'cicc' died due to signal 11", ["bisect", "round-up"]),
+        ("RuntimeError: PTXAS error: codegen stopped", []),
+        ("clEnqueueNDRangeKernel failed: CL_INVALID_WORK_GROUP_SIZE (-54)", ["threads"]),
     ],
 )
 def test_moves_follow_recognised_error(log: str, listed: list[str]) -> None:
@@ -340,3 +342,26 @@ def test_move_to_a_value_that_the_log_prints_is_left_out() -> None:
     assert listed(launch.format(3)) == ["fewer"]
     assert listed(launch.format(1)) == []
     assert settings_of("num_stages: 3\nnum_stages: 4, num_warps: 4") == {"num_warps": 4}
+
+
+@pytest.mark.parametrize(
+    ("to", "factor", "settings", "left_out"),
+    [
+        (3, 4.0, {}, True),
+        (2, 1.2, {}, False),
+        (2, 4.0, {"num_stages": 8}, False),
+        (3, 1.2, {"num_stages": 3}, True),
+        (1, 3.0, {"num_stages": 3}, False),
+    ],
+)
+def test_stages_that_free_too_little_are_left_out(
+    to: int, factor: float, settings: dict[str, int], left_out: bool
+) -> None:
+    (stages,) = fitting_moves(
+        [move("stages", "stages", "signals.memory_bound")], ["memory_bound"], {}, {}, {}, ()
+    )
+    fewer = replace(stages, change={"role": "stages", "direction": "set", "to": to})
+    assert too_small(fewer, factor, settings) is left_out
+    assert not too_small(
+        replace(fewer, change={**fewer.change, "role": "tile_k"}), factor, settings
+    )

@@ -82,3 +82,41 @@ def test_words_of_a_message_are_searched_in_text() -> None:
     wanted = quoted._runs(message)
     assert quoted._runs_in(wanted, text) == wanted & quoted._runs(text)
     assert ("be", "a", "#") in quoted._runs_in(wanted, text)
+
+
+OF_LANGUAGES = {
+    "cute": "Work-group sizes, pushed constants and shared memory of layouts in CuTe.",
+    "vulkan": "Pushed constants of a compute pipeline, work-group sizes and shared memory.",
+    "sycl": "Work-group sizes of a SYCL queue, pushed constants and shared memory.",
+    "triton": "Shared memory of Triton's stages, pushed constants and work-group sizes.",
+}
+
+
+@pytest.fixture(scope="module")
+def of_languages(retriever: Retriever, module_store: Store) -> Retriever:
+    for language, text in OF_LANGUAGES.items():
+        document, about = f"# {language}\n\n## Sizes\n\n{text}\n", (language,)
+        module_store.submit(f"{language}.md", document, category="guidance", languages=about)
+    module_store.worker().drain()
+    return module_store.retriever()
+
+
+@pytest.mark.parametrize(
+    ("language", "log"),
+    [
+        ("vulkan", "VUID-VkPushConstantRange-size-00298: pushed constants exceed the limit"),
+        ("sycl", "Exception caught: UR_RESULT_ERROR_INVALID_WORK_GROUP_SIZE"),
+        (
+            "triton",
+            "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required:"
+            " 294912, Hardware limit: 232448. Reducing block sizes or `num_stages` may help.",
+        ),
+    ],
+)
+def test_log_of_a_language_is_answered_in_it(
+    of_languages: Retriever, language: str, log: str
+) -> None:
+    answer = of_languages.retrieve(RetrieveRequest(log=log, max_tokens=8000))
+    titles = {excerpt.document.title for excerpt in answer.excerpts}
+    assert titles & OF_LANGUAGES.keys() == {language}
+    assert {name for name, text in OF_LANGUAGES.items() if text in answer.context} <= {language}

@@ -1059,3 +1059,14 @@ def test_source_below_a_frame_is_no_message_and_a_failed_assertion_is() -> None:
     assert INDEX.match(f'{frame}    log("CUDA error: invalid argument")\n') == []
     failed = INDEX.match(f"{frame}    assert abs(diff) < tol\nAssertionError\n")
     assert failed[0].signature.signal == "correctness_mismatch"
+
+
+def test_cause_below_a_wrapper_has_the_advice_alone() -> None:
+    wrapper = "E   triton.compiler.errors.CompilationError: at 7:11:"
+    cause = (
+        "AssertionError: Loop-carried variable acc has initial type fp32 but is re-assigned to fp16"
+    )
+    both = INDEX.match(f"{wrapper}\n{cause}\n")
+    assert both[0].signature.level != "wrapper" and both[0].remedy
+    announced = [match for match in both if match.signature.level == "wrapper"]
+    assert all(match.remedy == match.signature.remedy for match in announced)

@@ -12,6 +12,7 @@ from retrieval.diagnose.metrics import normalise, parse_quantity
 from retrieval.diagnose.signals import load_signals
 from retrieval.pasted import with_text
 from retrieval.profiles.program import completed
+from retrieval.profiles.tables import column_names
 from retrieval.request import RetrieveRequest
 
 DIAGNOSER = Diagnoser(load_signals())
@@ -456,3 +457,24 @@ def test_functions_of_python_are_of_the_host(text: str, said: str) -> None:
 )
 def test_rates_of_operations_have_prefixes(text: str, value: float) -> None:
     assert parse_quantity(text, "1") == pytest.approx(value)
+
+
+MONITOR = """veperf - vector engine monitor
+  PID   FREQ   ELAPSED   MOPS      MFLOPS   AVLEN  VOPR
+ 4711   1400   12.21     55873.1   2011.3   211.4  97.3
+ 4712   1400   12.20     55871.9   2010.8   211.4  97.3
+"""
+PROSE = """the kernel runs much slower than we expected
+it took 41 ms with 8 warps and 3 stages
+"""
+
+
+def test_number_below_a_head_without_unit_is_no_count_or_time() -> None:
+    _, signals, metrics, _ = _asked(MONITOR)
+    assert not {"kernel_runs", "duration_us"} & metrics.keys() and not signals
+
+
+def test_names_of_columns_have_rows_below() -> None:
+    assert column_names(MONITOR).split()[:2] == ["PID", "FREQ"]
+    assert column_names(PROSE) == ""
+    assert column_names(MONITOR.splitlines()[1]) == ""
