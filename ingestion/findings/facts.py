@@ -826,7 +826,7 @@ def unclear(sentence: str, key: str, place: int = 0) -> str:
 
 
 def _beside(sentence: str) -> str:
-    """The first known fact of the chip whose name stands beside a number in its unit."""
+    """The first known fact of the chip whose name is next to a number in its unit."""
     if not _ANY_NUMBER.search(sentence) or _EXAMPLE.search(sentence):
         return ""
     stated = _read_forms(sentence, sentence)
