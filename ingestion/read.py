@@ -63,7 +63,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise it if a change of parsing, cutting or tagging should read unchanged documents again.
-PIPELINE = 19
+PIPELINE = 20
 # The prose of passages of a reference page, in per mille: it halves their rank among passages that
 # answer a question (retrieval/search/ranking.py). A question that contains a name gets its card.
 REFERENCE = -300

@@ -99,9 +99,18 @@ def read_label(text: str, names: Names = ()) -> Label:
     if not unit and _IN_BITS.fullmatch(label):
         unit = "bits"
     keys, weak = _keys(_plain(label))
+    if not keys and (of := _MEASURE_OF.fullmatch(_plain(label))):
+        keys, weak = _keys(f"{of['name']} {of['measure']}".removesuffix(" number"))
     if not keys and (turned := _turned(label, names)):
         return Label(label, unit, turned, weak=True, turned=True)
     return Label(label, unit, keys, weak)
+
+
+# "Size of the L1 data cache" is "L1 data cache size", "Number of cores" is "cores".
+_MEASURE_OF = re.compile(
+    r"(?P<measure>size|capacity|length|width|number|bandwidth|frequency|latency) of"
+    r"(?: the| an?| each| all)? (?P<name>.+)"
+)
 
 
 def _plain(text: str) -> str:

@@ -61,6 +61,14 @@ _CALL = re.compile(r"[\w.:]+\(")
 _PARAMETER = re.compile(r"\[\w+(?:, ?\w+)*\](?=\.[A-Za-z_])")  # `Net[T].send` is `Net.send`
 # `tmul.h td, ts1` is an instruction, its suffix a type; `math.h` is a file.
 _SUFFIXED = re.compile(r"[A-Za-z_]\w*+(?:\.\w++)*\.[a-zA-Z]", re.ASCII)
+# `add[.sc,.sci]{/,.h,.b} rd, rs1`: a mnemonic with parts of which one is written, and operands.
+_INSTRUCTION = re.compile(
+    r"(?P<name>[A-Za-z_](?:[\w.]|[\[{<](?:/|[._]\w{1,12})(?:\s?[,|]\s?[._]\w{1,12}){0,8}[\]}>])"
+    r"{1,80})(?P<operands>(?:\s+[^\s=].*)?)",
+    re.ASCII,
+)
+_PARTS = re.compile(r"([\[{<])([^\]}>]+)[\]}>]")
+MAX_FORMS = 24  # of one instruction
 _VERSION = re.compile(r"v?\d+(?:[._]\w+)*", re.I)
 
 # Words that are alone in cells and headings and are not names.
@@ -211,6 +219,8 @@ def mentions_in(
     if "`" in text:
         return _marked(text, loose, mnemonics)
     text = _EMPHASIS.sub(r"\2", text).strip()
+    if mnemonics and (forms := _forms_of(text)):
+        return forms
     whole = mention_of(text, marked=False, mnemonics=mnemonics)
     if whole and (not whole.signature or f"{whole.name}(" in text):
         return [whole] if trusted or looks_coded(whole.name) or whole.signature else []
@@ -220,6 +230,35 @@ def mentions_in(
     if listed and 0 < len(parts) <= 24 and all(_is_unmarked(part) for part in parts):
         return [Mention(part, "", False) for part in parts]
     return [whole] if whole and trusted and _has_operands(whole.signature) else []
+
+
+def _forms_of(text: str) -> list[Mention]:
+    """Each form of an instruction that a cell has with its operands, or of its mnemonic; none of
+    any other text. Parts in square brackets, or alone in braces, may be left out."""
+    match = _INSTRUCTION.fullmatch(text)
+    if match is None:
+        return []
+    name, operands = match["name"], match["operands"].strip()
+    parts = [*_PARTS.finditer(name)]
+    if (operands and not _has_operands(text)) or not (operands or parts):
+        return []
+    if is_type_name(name) or name in _TYPE_WORDS or _CALL.match(operands):
+        return []  # a declaration
+    # `vadd vsub, vmul`: a list of instructions
+    if any(word.startswith(name[:2]) for word in re.findall(r"[A-Za-z_][\w.]*", operands)):
+        return []
+    names, end = [""], 0
+    for part in parts:
+        choices = [choice.strip(" /") for choice in re.split(r"[,|]", part[2])]
+        if part[1] == "[" or (part[1] == "{" and len(choices) == 1):
+            choices.insert(0, "")
+        before = name[end : part.start()]
+        names = [f"{start}{before}{choice}" for start in names for choice in choices]
+        end = part.end()
+    names = [f"{start}{name[end:]}" for start in names]
+    if len(names) > MAX_FORMS or not all(NAME.fullmatch(form) for form in names):
+        return []
+    return [Mention(form, cut(f"{form} {operands}", MAX_SIGNATURE), False) for form in names]
 
 
 def _is_unmarked(text: str) -> bool:

@@ -9,7 +9,7 @@ from kb.answers import KNOWLEDGE_LOADING, Excerpt
 from kb.catalog.knowledge.passages import Passage
 from kb.errors import nearest
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
-from kb.scope import ANY, AccessScope, ScopeFilter
+from kb.scope import ANY, CATEGORIES, AccessScope, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.compose.composer import Composed, Material
 from retrieval.compose.sections import one_line
@@ -70,7 +70,7 @@ def hints_of(
         strange,
         *_unknown_term_hints(request),
         *missing,
-        general,
+        general or foreign_numbers_hint(material, excerpts),
         absent_words_hint(snapshot, material, excerpts),
         exclusion_hint(snapshot, request),
         *remarks,
@@ -125,6 +125,23 @@ def _general_only_hint(snapshot: Snapshot, material: Material, excerpts: Sequenc
         f"No document about {name} has a section on {signal}; what is shown is general or only"
         f" related. To add a manual: kernlore ingest --hardware {chip} FILE. What to look for:"
         f" kernlore hardware coverage {chip}"
+    )
+
+
+def foreign_numbers_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """A hint for a question about a chip that only general passages answer: their numbers are of
+    other chips."""
+    request, own = material.request, set(material.lineage)
+    asked = request.query and not (request.log or request.draft or request.metrics)
+    if material.spec is None or not asked or not excerpts:
+        return ""
+    if "hardware" not in (request.categories or CATEGORIES):
+        return ""
+    if any(own & set(excerpt.hardware) for excerpt in excerpts):
+        return ""
+    return (
+        f"No passage about {one_line(material.spec.name)} is near this question: the excerpts are"
+        " general, and numbers of other chips in them do not hold for it."
     )
 
 

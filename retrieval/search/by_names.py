@@ -340,6 +340,38 @@ def by_parts(snapshot: Snapshot, ranked: Sequence[Ranked], question: str) -> lis
     )
 
 
+# -- headings: a question for a name has the heading of a table of names
+
+NAMED_WORDS = 3  # least number of words of a heading that the question has in the same order
+NAMED_SHARE = 1.0  # added to the score of such a table, as a share of the best score
+_NAME_ASKED = re.compile(
+    r"\b(?:which|what|is there|are there|list)\b.*\b(?:instruction|intrinsic|function|built-?in"
+    r"|macro|opcode|mnemonic|directive|pragma|register|option|flag|command|call)s?\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def by_headings(snapshot: Snapshot, ranked: Sequence[Ranked], question: str) -> list[Ranked]:
+    """The ranked passages; for a question that asks for a name, with higher scores for tables of
+    sections whose heading it has, but for one word at most. Running text about the subject
+    otherwise precedes the table with the name."""
+    if not _NAME_ASKED.search(question):
+        return list(ranked)
+    words = f" {' '.join(tokenize(question))} "
+    titled = set()
+    for passage in snapshot.load([entry.seq for entry in ranked[:POOL]]).values():
+        heading = tokenize(passage.path[-1]) if passage.path and "|" in passage.text else []
+        least = max(NAMED_WORDS, len(heading) - 1)
+        parts = (heading[n : n + least] for n in range(len(heading) - least + 1))
+        if any(f" {' '.join(part)} " in words for part in parts):
+            titled.add(passage.seq)
+    raised = NAMED_SHARE * ranked[0].score if titled else 0.0
+    return sorted(
+        (e._replace(score=e.score + raised * (e.seq in titled)) for e in ranked),
+        key=lambda e: (-e.score, e.seq),
+    )
+
+
 # -- quotations: sections that quote a message of the log come first
 
 ANOTHER = 0.2  # share of its score that a section titled for another signal loses
@@ -432,7 +464,8 @@ def by_words(
         fitting = _others_later(snapshot, ranked, titles, signals)
         quoted = by_quotations(snapshot, fitting, log)
         stated = by_values(snapshot, quoted, request.query or "", chip)
-        parted = by_parts(snapshot, stated, request.query or "")
+        titled = by_headings(snapshot, stated, request.query or "")
+        parted = by_parts(snapshot, titled, request.query or "")
         return by_names(snapshot, parted, text, cards, meant=meant)
 
     return order

@@ -134,6 +134,8 @@ OF_ERRORS = [
     move("in-flight", "accumulate", f"signals.{TENSOR}", (TENSOR,)),
     move("smaller", "tile_n", f"signals.{SPILL}", (SPILL,)),
     move("bisect", "fuse", "signals.compile_error", ("compile_error",)),
+    move("mask-all", "mask", "signals.correctness_mismatch", ("correctness_mismatch",)),
+    move("flush", "accumulate", "signals.correctness_mismatch", ("correctness_mismatch",)),
     move("round-up", "block", "signals.compile_error", ("compile_error",)),
 ]
 C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
@@ -157,6 +159,8 @@ C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are se
         (f"and is 4 {NEXT_TO}", ["mask-tail"]),
         (f"and is 4,096 {NEXT_TO}", ["widen", "mask-tail"]),
         ("nvcc error : 'cicc' died due to signal 11", ["bisect", "round-up"]),
+        ("The rows are NaN if N is not a multiple of the block", ["mask-all"]),
+        ("With lengths not divisible by 64 it gives wrong values at the end", ["mask-all"]),
         ("RuntimeError: PTXAS error: codegen stopped", []),
         ("clEnqueueNDRangeKernel failed: CL_INVALID_WORK_GROUP_SIZE (-54)", ["threads"]),
     ],

@@ -146,3 +146,48 @@ def test_part_of_a_joined_name_finds_section_titled_with_it(store: Store, questi
     asked = f"Which repeat count does {question} need, an atom of the library?"
     answer = store.retriever().retrieve(RetrieveRequest(hardware="h100", query=asked))
     assert answer.excerpts[0].section.endswith("VQDOT: products of four values")
+
+
+PACKED = """\
+# Packed arithmetic
+
+## Packed
+
+Each packed instruction multiplies or adds four 8-bit values or two 16-bit values of a register.
+Two operands are packed values; the third may be a scalar that each 8-bit value is multiplied by.
+A dot product of packed 8-bit values accumulates in 32 bits.
+
+### Packed dot product operations
+
+| Mnemonic | Description |
+| --- | --- |
+| px.dot.b rd, rs1, rs2 | rd = rs1[0] * rs2[0] + rs1[1] * rs2[1] + rs1[2] * rs2[2] + ... |
+| px.sdot.b rd, rs1, rs2 | rd = rd + rs1[0] * rs2[0] + rs1[1] * rs2[1] + rs1[2] * rs2[2] + ... |
+"""
+
+
+@pytest.mark.parametrize(
+    ("question", "heading"),
+    [
+        ("which packed dot product instruction multiplies four 8-bit values", True),
+        ("how are 8-bit values multiplied in a packed dot product", False),
+    ],
+)
+def test_table_of_names_follows_its_heading(store: Store, question: str, heading: bool) -> None:
+    store.ingest("packed.md", PACKED, hardware=("h100",))
+    answer = store.retriever().retrieve(RetrieveRequest(hardware="h100", query=question))
+    assert answer.excerpts[0].section.endswith("operations") is heading
+
+
+def test_question_that_no_manual_of_the_chip_answers_has_a_hint(store: Store) -> None:
+    store.ingest("packed.md", PACKED, hardware=("h100",))
+    store.ingest("caches.md", "# Caches\n\nThe L2 cache of an A100 has 40 MB.", category="guidance")
+    retriever = store.retriever()
+
+    def hints(question: str) -> str:
+        answer = retriever.retrieve(RetrieveRequest(hardware="h200", query=question))
+        return " ".join(answer.hints)
+
+    assert "No passage about NVIDIA H200" in hints("how large is the L2 cache")
+    store.ingest("h200.md", "# H200\n\nThe L2 cache has 50 MB.", hardware=("h200",))
+    assert "No passage about" not in hints("how large is the L2 cache")

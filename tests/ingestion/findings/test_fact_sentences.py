@@ -24,6 +24,8 @@ def stated(sentence: str) -> dict[str, float | int]:
     ("sentence", "facts"),
     [
         ("Each core has 1464 KiB of L1.", {"l1_size": 1464 * KB}),
+        ("Size of Vector register (VLEN) = 4096 bit", {"vector_bits": 4096}),
+        ("The size of each vector register is 512 bits.", {"vector_bits": 512}),
         ("Each tile has 624 KB of scratchpad RAM.", {"shared_memory_per_unit": 624 * KB}),
         (
             "Each core has a scratchpad of 256 KiB, of which one workgroup may take 192 KiB.",

@@ -493,3 +493,31 @@ def test_marks_of_a_matrix_are_one_remark_with_the_sentence_before_the_table() -
     )
     cards = cards_in(table)
     assert cards["ADDX"].further == ("The mask blocks these instructions, by its bits: ❌ B0, B2",)
+
+
+FORMS = """\
+# Packed instructions
+
+| **Mnemonic** | **Description** |
+|---|---|
+| **px.extract rd, rs1, Is3, Is2** | The bits of rs1 from Is2 on, extended |
+| **px.lw rd, rs2(rs1)** | Loads a word from rs1 + rs2 |
+| **px.sh rs2, (rs1), rs3** | Stores a half, then adds rs3 to the address |
+| **px.dot[.sc,.sci].b rd, rs1, [rs2, Imm6]** | Four products of 8 bits, added |
+| **px.dot[.sc,.sci].h rd, rs1, [rs2, Imm6]** | Two products of 16 bits, added |
+| **px.abs{.h,.b} rd, rs1** | Absolute values |
+| **px.cmul{/,.div2}** | A complex product |
+| **px.add{.sat} rd, rs1, rs2** | A sum |
+| **px.nop, px.fence** | Nothing |
+"""
+
+
+def test_each_form_of_an_instruction_has_its_row() -> None:
+    document = parse(FORMS.encode(), "forms.md")
+    cards = {card.name: card for card in cards_of(split_sections(document.elements), ("px",))}
+    dots = {f"px.dot{form}.{width}" for form in ("", ".sc", ".sci") for width in "bh"}
+    others = {"extract", "lw", "sh", "abs.h", "abs.b", "cmul", "cmul.div2", "add", "add.sat"}
+    assert cards.keys() == {*dots, *(f"px.{name}" for name in (*others, "nop", "fence"))}
+    assert cards["px.dot.sc.b"].meaning.startswith("Four")
+    assert cards["px.dot.sc.h"].meaning.startswith("Two")
+    assert cards["px.sh"].signature == "px.sh rs2, (rs1), rs3"
