@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
 from ingestion.elements import Element
 from ingestion.passages import ParsedSection
@@ -53,6 +54,7 @@ from kb.catalog.knowledge.symbols import CardKind
 
 MAX_HEADING = 200
 MAX_ELEMENTS = 12  # of a section that are read
+MAX_FORMS = 64  # lines of a syntax
 
 _NUMBERED = re.compile(
     r"^(?:(?:chapter|section|appendix)\s)?(?:[A-Z]?\d{1,3}\.)*[A-Z]?\d{0,3}[.:)]?\s++", re.I
@@ -89,6 +91,8 @@ def heading_definitions(
     section = sections[number]
     if section.heading is None or len(section.title) > MAX_HEADING:
         return
+    if len(_labelled_lines(section)) > 1:
+        return  # `CL{O/Z}.{W/D}`: the lines have the names
     headed = _heading_mentions(section.title, place)
     if not headed:
         return
@@ -330,7 +334,7 @@ def _is_term(head: str, place: Surroundings) -> bool:
 _MARK = r"(?:\*{1,3}|_{1,3}|`{1,2})?"
 _LABEL = re.compile(
     rf"^\s*{_MARK}(?:assembl(?:y|er)\s|instruction\s)?"
-    rf"(?:syntax|format|usage|assembly|assembler|synopsis|mnemonic){_MARK}\s*:{_MARK}[ \t]*",
+    rf"(?:syntax|formats?|usage|assembly|assembler|synopsis|mnemonic){_MARK}\s*:{_MARK}[ \t]*",
     re.I,
 )
 # Labels of other fields than the syntax and the description.
@@ -353,6 +357,9 @@ _SENTENCE = re.compile(r"(?:\b[a-z]{2,}\s+){3}[a-z]{2,}")
 def labelled_definitions(section: ParsedSection, number: int) -> Iterator[Definition]:
     """The definition of a section with a labelled syntax that has the name in its heading, or that
     is code alone, below a heading in words: "**Format:** `matmul.preload rs1, rs2`"."""
+    if len(lines := _labelled_lines(section)) > 1:
+        yield from _forms(section, number, lines)
+        return
     headed = _heading_name(section.title)
     signature = _labelled_syntax(section.elements, headed) if headed else ""
     if not signature:
@@ -371,6 +378,48 @@ def labelled_definitions(section: ParsedSection, number: int) -> Iterator[Defini
         operands=operands_of(_inside(rest)) if rest else (),
         meaning=opening(_labelled_description(section.elements), MAX_MEANING),
     )
+
+
+# A line of assembly: a mnemonic, and operands with commas if any.
+_LINE = re.compile(
+    r"(?P<name>[A-Za-z_][\w.]{1,60})(?:\s+(?P<operands>[\w$%#\[({][\w$%#.\[\](){}+-]*"
+    r"(?:,\s*[\w$%#.\[\](){}+-]+){0,7}))?"
+)
+
+
+def _labelled_lines(section: ParsedSection) -> list[str]:
+    """The lines of the code below a label of a syntax, if each is one instruction and no name comes
+    twice; else none."""
+    elements = section.elements[:MAX_ELEMENTS]
+    for label, code in pairwise(elements):
+        bare = label.kind == "text" and _LABEL.match(label.text)
+        if not bare or label.text[bare.end() :].strip(" *_") or code.kind != "code":
+            continue
+        lines = [" ".join(line.split()) for line in code.text.split("\n") if line.strip()]
+        matches = [_LINE.fullmatch(line) for line in lines[:MAX_FORMS]]
+        names = [match["name"] for match in matches if match]  # `ld.h` is no file here
+        written = sum(bool(match and match["operands"]) for match in matches)
+        if len(set(names)) == len(lines) and 2 * written >= len(lines):
+            return lines
+    return []
+
+
+def _forms(section: ParsedSection, number: int, lines: Sequence[str]) -> Iterator[Definition]:
+    """A definition for each line of a syntax; its meaning is the first paragraph that names it, or
+    that describes the section."""
+    texts = [element.text for element in section.elements if element.kind == "text"]
+    usual = _labelled_description(section.elements)
+    for line in lines:
+        name, _, operands = line.partition(" ")
+        own = (t for t in texts if _token(t, name) and len(t.split()) > 3)
+        yield definition(
+            name,
+            number,
+            "instruction",
+            signature=line,
+            operands=operands_of(operands.strip()),
+            meaning=opening(next(own, usual), MAX_MEANING),
+        )
 
 
 def headings_without_card(sections: Sequence[ParsedSection], named: Collection[str]) -> list[str]:

@@ -197,3 +197,51 @@ def test_format_line_names_an_instruction_below_a_heading_in_words() -> None:
     found = cards(FORMATS.encode(), "formats.md")
     assert found["matmul.preload"].signature == "matmul.preload rs1, rs2"
     assert not {"runner", "name", "Preloading"} & set(found)
+
+
+LINES = """\
+# Bit operations
+
+## `CL{O/Z}.{W/D}`
+
+Instruction formats:
+
+```
+clo.w   rd, rj
+clo.d   rd, rj
+clz.w   rd, rj
+```
+
+The `CLO.W` instruction counts the leading ones of the low word of `rj`.
+
+The `CLZ.W` instruction counts the leading zeros of the low word of `rj`.
+
+## Loads
+
+Instruction format:
+
+```
+ld.b    rd, rj, si12
+ld.h    rd, rj, si12
+```
+
+Loads a value from memory and extends it.
+
+## Setting up
+
+Usage:
+
+```
+make all
+make all
+```
+"""
+
+
+def test_each_line_of_a_syntax_is_an_instruction() -> None:
+    cards = cards_of_text(LINES, "isa.md")
+    assert cards.keys() == {"clo.w", "clo.d", "clz.w", "ld.b", "ld.h"}
+    assert "leading zeros" in cards["clz.w"].meaning
+    assert "leading ones" in cards["clo.w"].meaning
+    assert cards["ld.h"].signature == "ld.h rd, rj, si12"
+    assert cards["ld.h"].meaning.startswith("Loads a value")
