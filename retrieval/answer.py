@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
-from kb.answers import Answer, ContextPart, Excerpt, Move
+from kb.answers import Answer, ContextPart, Excerpt, Move, NamedFact
 from kb.hardware.lineage import names_written, other_model
 from kb.scope import ScopeFilter
 from kb.tokens import below_title
@@ -165,12 +165,15 @@ def answer(
     )
     task = task_of(request, verdict, load_signals())
     composed = compose(snapshot, material, task, load_layout())
-    hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks)
-    result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
-    result = replace(result, profile=profile, uplift=uplift, versions=standings.versions)
+    facts: tuple[NamedFact, ...] = ()
     if request.query is not None:
         terms = [term for _, term in snapshot.lexicon(scope.lineage, request.access_scope)]
-        result = replace(result, facts=named_facts(request.query, scope.facts, terms))
+        facts = named_facts(request.query, scope.facts, terms)
+    hints = hints_of(snapshot, material, composed, excerpts, by_signal, config.remarks, facts)
+    result = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
+    result = replace(
+        result, profile=profile, uplift=uplift, versions=standings.versions, facts=facts
+    )
     return AnswerResult(request, result, _shown(excerpts, composed))
 
 

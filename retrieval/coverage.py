@@ -431,7 +431,8 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
     chip = base.registry.resolve(hardware)
     specs, lineage = base.registry.all(), base.registry.lineage(chip)
     languages = sorted({name for place in lineage for name in specs[place].languages})
-    toolchains = sorted({name for place in lineage for name in specs[place].toolchains})
+    toolchains = sorted(specs[chip].toolchains)
+    parents = {n: p for p in reversed(lineage[1:]) for n in specs[p].toolchains}
     documents = list_documents(base, hardware=chip).documents
     read = [document for document in documents if document.version is not None]
     waiting = [document for document in documents if document.job_state in ("queued", "running")]
@@ -464,7 +465,7 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             "toolchain",
             "State its toolchain",
             bool(toolchains),
-            f"for {', '.join(toolchains)}; check it" if toolchains else "describe how kernels run",
+            _toolchain(toolchains, parents),
         ),
         OnboardingStep(
             "ask",
@@ -473,6 +474,15 @@ def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep
             "ask a question, or start a run" if read else "possible once a manual is read",
         ),
     )
+
+
+def _toolchain(own: Sequence[str], parents: Mapping[str, str]) -> str:
+    if own:
+        return f"for {', '.join(own)}; check it"
+    inherited = ", ".join(f"{name} from {parent}" for name, parent in sorted(parents.items()))
+    if inherited:
+        return f"inherited: {inherited}; state its own, which knows what it lacks"
+    return "describe how kernels run"
 
 
 def _manuals(documents: int, read: int, waiting: int) -> str:

@@ -64,7 +64,14 @@ def open_target(data_dir: Path | None, url: str | None) -> Iterator[CommandTarge
 def opened(data_dir: Path | None) -> Iterator[CommandTarget]:
     """This process as the target, also where a service runs on the data directory."""
     send_logs_to_stderr("error")
-    target = CommandTarget(read_settings(data_dir))
+    settings = read_settings(data_dir)
+    if data_dir is None and os.environ.get(URL_VARIABLE) and not settings.data_dir.exists():
+        raise InvalidRequest(
+            f"this command reads a data directory, not the service of {URL_VARIABLE}, and"
+            f" {settings.data_dir} does not exist",
+            hint="Run it on the service's machine with --data-dir or KERNLORE_DATA_DIR.",
+        )
+    target = CommandTarget(settings)
     try:
         yield target
     finally:

@@ -17,7 +17,7 @@ import torch
 
 from kb.catalog.knowledge.samples import list_recipes
 from kb.errors import KernloreError
-from kb.hardware.spec import SampleArgument, ToolchainSpec
+from kb.hardware.spec import HardwareSpec, SampleArgument, ToolchainSpec
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
@@ -112,8 +112,19 @@ def check_hardware(base: KnowledgeBase, name: str) -> HardwareCheck:
         )
         for language in sorted(named)
     )
-    parts = () if named else (_no_toolchain(specs[hardware].languages),)
-    return HardwareCheck(hardware, parts, languages)
+    parts = [] if named else [_no_toolchain(specs[hardware].languages)]
+    inherited = sorted(toolchains.keys() - specs[hardware].toolchains.keys())
+    parts += (_inherited(language, lineage, specs) for language in inherited)
+    return HardwareCheck(hardware, tuple(parts), languages)
+
+
+def _inherited(
+    language: str, lineage: Sequence[str], specs: Mapping[str, HardwareSpec]
+) -> CheckedPart:
+    """A part for a toolchain of a parent, which accepts what this chip may lack."""
+    owner = next(place for place in lineage if language in specs[place].toolchains)
+    message = f"{language} is that of {owner}: what it accepts, {lineage[0]} may lack"
+    return CheckedPart("toolchain", "present", message, f"[toolchains.{language}] of its own")
 
 
 def _no_toolchain(languages: Sequence[str]) -> CheckedPart:

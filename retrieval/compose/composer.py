@@ -206,7 +206,7 @@ def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry)
 def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) -> Composed:
     """Build the context of a task."""
     request, scope = material.request, material.scope
-    target = _target(material)
+    target = _target(snapshot, material)
     wanted = _kernel_request(material) if target is None and task in layout.kernels else None
     kernels = chosen_kernels(snapshot, wanted) if wanted is not None else []
     no_kernel = _missing_kernel(snapshot, material, wanted, kernels) if wanted is not None else ""
@@ -450,15 +450,19 @@ def _unknown(
     return tuple(unknown_names(draft, of_language(cards, about), material.embed, texts))
 
 
-def _target(material: Material) -> Target | None:
+def _target(snapshot: Snapshot, material: Material) -> Target | None:
     if material.spec is None or material.toolchain is None or material.request.language is None:
         return None
     op = canonical_op(material.request.op) if material.request.op else None
+    language = material.request.language
+    specs = snapshot.knowledge.chips(material.scope.access_scope).specs
+    owners = (place for place in material.lineage if language in specs[place].toolchains)
     return Target(
         material.spec,
         material.lineage,
-        material.request.language,
+        language,
         material.toolchain,
+        next(owners, material.spec.id),
         op,
         material.scope.access_scope,
         material.request.run_id,

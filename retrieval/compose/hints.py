@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from kb.answers import KNOWLEDGE_LOADING, Excerpt
+from kb.answers import KNOWLEDGE_LOADING, Excerpt, NamedFact
 from kb.catalog.knowledge.passages import Passage
 from kb.errors import nearest
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
@@ -15,6 +15,7 @@ from retrieval.compose.composer import Composed, Material
 from retrieval.compose.sections import one_line
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
+from retrieval.search.by_names import asked_value
 from retrieval.search.by_signal import WORDS_ALONE
 from retrieval.search.names import hint_of_name
 from retrieval.search.titles import contains_signal
@@ -45,9 +46,10 @@ def hints_of(
     excerpts: Sequence[Excerpt],
     by_signal: bool,
     remarks: Sequence[str],
+    facts: Sequence[NamedFact] = (),
 ) -> tuple[str, ...]:
     """The hints of an answer. `by_signal` is true for a request with a bare signal; `remarks` are
-    further hints about knowledge that the answer lacks."""
+    further hints about knowledge that the answer lacks, `facts` those that its question names."""
     if KNOWLEDGE_LOADING in remarks:  # other reasons for missing excerpts cannot be distinguished
         return tuple(filter(None, (material.verdict.hint, KNOWLEDGE_LOADING)))
     small = ""
@@ -70,7 +72,7 @@ def hints_of(
         strange,
         *_unknown_term_hints(request),
         *missing,
-        general or foreign_numbers_hint(material, excerpts),
+        general or ("" if facts else unanswered_hint(material, excerpts)),
         absent_words_hint(snapshot, material, excerpts),
         exclusion_hint(snapshot, request),
         *remarks,
@@ -128,21 +130,27 @@ def _general_only_hint(snapshot: Snapshot, material: Material, excerpts: Sequenc
     )
 
 
-def foreign_numbers_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """A hint for a question about a chip that only general passages answer: their numbers are of
-    other chips."""
-    request, own = material.request, set(material.lineage)
+def unanswered_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """A hint for a question about a chip that no fact answers: that only general passages are near
+    it, whose numbers are of other chips, or that no excerpt has a value in the unit asked for."""
+    request, spec = material.request, material.spec
     asked = request.query and not (request.log or request.draft or request.metrics)
-    if material.spec is None or not asked or not excerpts:
+    if spec is None or not asked or not excerpts:
         return ""
     if "hardware" not in (request.categories or CATEGORIES):
         return ""
-    if any(own & set(excerpt.hardware) for excerpt in excerpts):
+    chip, own = one_line(spec.name), set(material.lineage)
+    texts = [excerpt.text for excerpt in excerpts if own & set(excerpt.hardware)]
+    if not texts:
+        return (
+            f"No passage about {chip} is near this question: the excerpts are general, and numbers"
+            " of other chips in them do not hold for it."
+        )
+    names = frozenset(name.lower() for name in (spec.id, spec.name, *spec.aliases))
+    value = asked_value(request.query or "", names)
+    if value is None or any(v.search(text) for v in value.values for text in texts):
         return ""
-    return (
-        f"No passage about {one_line(material.spec.name)} is near this question: the excerpts are"
-        " general, and numbers of other chips in them do not hold for it."
-    )
+    return f"No excerpt states such a value: the documents about {chip} may not have it."
 
 
 def names_asked(question: str) -> list[str]:

@@ -19,10 +19,11 @@ from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.scope import AccessScope, ScopeFilter
-from kb.tokens import below_title
+from kb.tokens import below_title, tokenize
 from retrieval.compose.cards import symbol_blocks
 from retrieval.compose.excerpts import Repeats
 from retrieval.compose.sections import Block, fenced, plain, section_blocks
+from retrieval.diagnose.linear_patterns import compile_pattern
 from retrieval.layout import TargetLayout, load_layout
 from retrieval.operators import load_operators
 from retrieval.search.names import WORD, names_in
@@ -48,14 +49,16 @@ Search = Callable[[str, ScopeFilter], list[Ranked]]  # (question, scope) -> rank
 
 @dataclass(frozen=True)
 class Target:
-    """A chip with its lineage, and the language of the kernel, which the chip's own toolchain
-    compiles. `op` is canonical, or None. `run` is the run of the request: its own kernels are in
-    other parts of its prompts and would change the stable text."""
+    """A chip with its lineage, and the language of the kernel, which a toolchain in the description
+    of `toolchain_of` compiles: that of the chip or of a parent. `op` is canonical, or None. `run`
+    is the run of the request: its own kernels are in other parts of its prompts and would change
+    the stable text."""
 
     hardware: HardwareSpec
     lineage: tuple[str, ...]
     language: str
     toolchain: ToolchainSpec
+    toolchain_of: str
     op: str | None
     access_scope: AccessScope
     run: str | None = None
@@ -89,7 +92,7 @@ def target_blocks(
     """
     budget = layout.budget(budget)
     own = own_scope(target.hardware.id, scope)
-    launch = launch_blocks(target)
+    launch = [*launch_blocks(target), *_lacking_blocks(snapshot, target, own)]
     used = sum(block.tokens for block in launch)
     samples = _samples(snapshot, target)
     room = int(budget * layout.whole) - used
@@ -140,10 +143,65 @@ def launch_blocks(target: Target) -> list[Block]:
         lines.append(interface.strip())
     if not lines:
         return []
-    source = f"hardware.toml of {target.hardware.id}, language {target.language}"
+    if target.toolchain_of != target.hardware.id:
+        lines.append(
+            f"This is the toolchain of {target.toolchain_of}: {target.hardware.id} may lack a part"
+            " of what it accepts, and its manuals count."
+        )
+    source = f"hardware.toml of {target.toolchain_of}, language {target.language}"
     text = "\n".join(lines)
     head = plain("launch", "launch", "## How a kernel is launched")
     return [head, fenced("launch", "launch", source, (target.hardware.id,), text)]
+
+
+# -- what the chip lacks
+
+LACKING = 8  # passages of which a sentence is quoted
+LACKING_READ = 60  # passages that are searched for one
+LACKING_CHARS = 300  # characters of a sentence
+_LACKING_WORDS = "not supported cannot does not support unsupported important only lacks"
+_LACKS = compile_pattern(
+    r"\b(?:(?:does|do|is|are|can|has|have)(?: not|n't)|cannot|can't) (?:yet |currently |be )?"
+    r"(?:support|understand|implement|access|available|allow|provid|contain|handle|load|store|issu"
+    r"|execut)\w*|\bunsupported\b|\bnot (?:yet )?(?:supported|implemented|available|allowed)\b"
+    r"|\bonly supports?\b|\blacks?\b|\bmust (?:always )?be \S*aligned\b"
+)
+_OF_HARDWARE = compile_pattern(
+    r"\b(?:instructions?|vectors?|mask\w*|registers?|memor(?:y|ies)|caches?|loads?|stores?|lanes?"
+    r"|banks?|DMA|units?|precision|float\w*|integers?|atomics?|align\w*|barriers?|L[12])\b"
+)
+
+
+def _lacking_blocks(snapshot: Snapshot, target: Target, own: ScopeFilter) -> list[Block]:
+    """Sentences about what the chip does not support, which a kernel for its family would otherwise
+    use, of documents that name the chip."""
+    spec = target.hardware
+    names = [name.lower() for name in (spec.id, spec.name, *spec.aliases)]
+    texts = snapshot.texts_about((spec.id,), own)
+    naming = {i for i, text in texts.items() if any(name in text.lower() for name in names)}
+    found = snapshot.search("passage", tokenize(_LACKING_WORDS), own, LACKING_READ)
+    passages = snapshot.load(list(found), own)
+    blocks: list[Block] = []
+    said = set[str]()
+    for passage in (passages[seq] for seq in found if seq in passages):
+        if passage.document_id not in naming:
+            continue
+        sentences = [
+            sentence
+            for sentence in map(_plain, re.split(r"(?<=[.!?])\s+|\n{2,}", passage.text))
+            if len(sentence) <= LACKING_CHARS and "|" not in sentence and sentence not in said
+            if _LACKS.search(sentence) and _OF_HARDWARE.search(sentence)
+        ]
+        if not sentences:
+            continue
+        said.update(sentences)
+        source = f"{passage.document_title} (v{passage.version}), {passage.path[-1]}"
+        text = "\n".join(sentences)
+        blocks.append(fenced("lacking", passage.id, source, (spec.id,), text))
+        if len(blocks) == LACKING:
+            break
+    head = plain("lacking", "lacking", "## What this chip lacks or demands")
+    return [head, *blocks] if blocks else []
 
 
 # -- complete documents
@@ -465,7 +523,7 @@ def _stated_sample(target: Target) -> list[Block]:
     code = target.toolchain_sample
     if not code:
         return []
-    source = f"hardware.toml of {target.hardware.id}, sample"
+    source = f"hardware.toml of {target.toolchain_of}, sample"
     text = f"```{target.language}\n{code.strip()}\n```"
     return [fenced("sample", "stated-sample", source, (target.hardware.id,), text)]
 

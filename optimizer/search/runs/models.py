@@ -158,7 +158,7 @@ class ModelTools:
             self._about = {}
             if own is not None:
                 spec = specs[self._hardware.id]
-                target = Target(spec, lineage, language, own[1], None, ALL_ACCESS, None)
+                target = Target(spec, lineage, language, own[1], spec.id, None, ALL_ACCESS)
                 scope = ScopeFilter((spec.id,), ("hardware",))
                 self._about = language_documents(snapshot, target, scope)
         return self._about
