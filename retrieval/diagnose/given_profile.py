@@ -30,7 +30,7 @@ from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
 from retrieval.diagnose.rules import rules_of
 from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
-from retrieval.profiles.counters import counters, growths, rates, sweep
+from retrieval.profiles.counters import counters, growths, is_sweep, rates, sweep
 from retrieval.profiles.lexicon import labels
 from retrieval.profiles.profile import Advised, Metric, Profile, time_shares
 from retrieval.profiles.quantities import quantities
@@ -226,7 +226,7 @@ def is_profile(text: str) -> bool:
     try:
         return bool(read_profile(text, loose=False))
     except InvalidRequest:
-        if _known(counters(text, rows=True), ()):
+        if _known(counters(text, rows=True), ()) or is_sweep(text):
             return True
         lines = sum(1 for line in text.splitlines() if line.strip())
         known = normalise(

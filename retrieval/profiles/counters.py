@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from retrieval.profiles.lexicon import MARKS, label_of
 from retrieval.profiles.lines import stall_name
@@ -148,6 +149,13 @@ def sweep(text: str) -> Sweep | None:
     return None
 
 
+def is_sweep(text: str) -> bool:
+    """Whether a text is a sweep over sizes and at most two lines above it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    rows = sum(_numbers_of(line) is not None for line in lines)
+    return rows >= max(LEAST_SIZES, len(lines) - 3) and sweep(text) is not None
+
+
 _SIZED = re.compile(
     r"(?P<number>-?[\d.]+(?:e[+-]?\d+)?)(?P<unit>ns|us|[µμ]s|ms|s|x)?", re.IGNORECASE
 )
@@ -170,6 +178,27 @@ def _numbers_of(line: str) -> list[float] | None:
         return None
 
 
+_UNIT_WORDS = re.compile(
+    r"(?<![A-Za-z])(?:[kmgt]i?b|[kmgtp]?flops?|[gt]?ops|[nmu\u00b5]?s|cycles?|w)(?![a-z])",
+    re.IGNORECASE,
+)
+STEP = 1.8  # least ratio of neighbouring values of a step
+MOST_STEPS = 4
+
+
+def _steps(sizes: Sequence[float], values: Sequence[float]) -> str:
+    """The sizes between which the values change by `STEP`, where most neighbours do not: working
+    sets that leave a cache. Empty without steps."""
+    pairs = list(zip(pairwise(sizes), pairwise(values), strict=True))
+    found = [
+        f"{a:g} and {b:g} ({max(x / y, y / x):.2g} times)"
+        for (a, b), (x, y) in pairs
+        if min(x, y) > 0 and max(x / y, y / x) >= STEP
+    ]
+    few = 0 < len(found) <= MOST_STEPS and 2 * len(found) < len(pairs)
+    return ", ".join(found) if few else ""
+
+
 def _swept(names: Sequence[str], rows: Sequence[Sequence[float]]) -> Sweep:
     columns = list(zip(*rows, strict=True))[-len(names) :]
     named = list(zip(names[-len(columns) :], columns, strict=True))
@@ -186,13 +215,16 @@ def _swept(names: Sequence[str], rows: Sequence[Sequence[float]]) -> Sweep:
         for name, column in values[-2:]
     ]
     values = [row for row in values if not _RELATIVE.search(row[0])] or values
-    alike = len(values) >= 2 and not any("(" in name for name, _ in values[-2:])
+    units = {tuple(_UNIT_WORDS.findall(name)) for name, _ in values[-2:]}
+    alike = len(values) >= 2 and len(units) == 1 and not any("(" in n for n, _ in values[-2:])
     if alike and values[-2][1][0] and values[-2][1][-1]:
         (base, of), (other, by) = values[-2:]
         parts = [100 * by[i] / of[i] for i in (0, -1)]
         notes.insert(
             0, f"{other} is {parts[0]:.3g} % of {base} at {at[0]} and {parts[1]:.3g} % at {at[1]}"
         )
+    if sizes and values and (steps := _steps(sizes[0][1], values[0][1])):
+        notes.insert(0, f"{values[0][0]} changes in steps between {sizes[0][0]} {steps}")
     notes.append(
         "a sweep over sizes has no counters: values that grow with the size show a device that"
         " small sizes do not fill; profile one size with ncu or rocprofv3 to see what limits it"

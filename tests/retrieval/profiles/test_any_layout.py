@@ -478,3 +478,22 @@ def test_names_of_columns_have_rows_below() -> None:
     assert column_names(MONITOR).split()[:2] == ["PID", "FREQ"]
     assert column_names(PROSE) == ""
     assert column_names(MONITOR.splitlines()[1]) == ""
+
+
+WORKING_SETS = """size_KiB  ns_per_load  GB/s_per_core
+16        1.2          92
+32        1.2          91
+48        1.3          90
+64        3.9          44
+512       4.1          43
+2048      4.4          41
+4096      21.8         14
+32768     24.0         13
+"""
+
+
+def test_sweep_states_its_steps_and_compares_like_units_alone() -> None:
+    request, read = with_known_counters(RetrieveRequest(**with_text({}, WORKING_SETS)))
+    notes = " ".join(read.notes if read else request.notes)
+    assert "steps between size_KiB 48 and 64 (3 times), 2048 and 4096 (5 times)" in notes
+    assert "% of ns_per_load" not in notes
