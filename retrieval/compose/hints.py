@@ -15,7 +15,7 @@ from retrieval.compose.composer import Composed, Material
 from retrieval.compose.sections import one_line
 from retrieval.request import RetrieveRequest
 from retrieval.scope import RUN_EVERYWHERE
-from retrieval.search.by_names import asked_value
+from retrieval.search.by_names import value_patterns
 from retrieval.search.by_signal import WORDS_ALONE
 from retrieval.search.names import hint_of_name
 from retrieval.search.titles import contains_signal
@@ -130,6 +130,13 @@ def _general_only_hint(snapshot: Snapshot, material: Material, excerpts: Sequenc
     )
 
 
+_VALUE_ASKED = re.compile(
+    r"\W*(?:(?:and|so) )?(?:what(?:'s| is| are| was)"
+    r"|how (?:many|much|large|big|wide|fast|long|high)|number of|at (?:what|which))\b",
+    re.IGNORECASE,
+)
+
+
 def unanswered_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
     """A hint for a question about a chip that no fact answers: that only general passages are near
     it, whose numbers are of other chips, or that no excerpt has a value in the unit asked for."""
@@ -146,9 +153,10 @@ def unanswered_hint(material: Material, excerpts: Sequence[Excerpt]) -> str:
             f"No passage about {chip} is near this question: the excerpts are general, and numbers"
             " of other chips in them do not hold for it."
         )
-    names = frozenset(name.lower() for name in (spec.id, spec.name, *spec.aliases))
-    value = asked_value(request.query or "", names)
-    if value is None or any(v.search(text) for v in value.values for text in texts):
+    _, values = value_patterns(request.query or "")
+    if not _VALUE_ASKED.match(request.query or "") or not values:
+        return ""
+    if any(value.search(text) for value in values for text in texts):
         return ""
     return f"No excerpt states such a value: the documents about {chip} may not have it."
 

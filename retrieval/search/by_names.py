@@ -115,8 +115,20 @@ class Asked:
 @lru_cache(maxsize=256)
 def asked_value(question: str, leave_out: frozenset[str] = frozenset()) -> Asked | None:
     """The quantity that a question is about, or None. `leave_out` are the names of the chip."""
+    measure, values = value_patterns(question)
+    if not values or (measure and re.search(r"\bhow (?:to|do i|can)\b", question, re.IGNORECASE)):
+        return None
+    bare = re.sub(measure, " ", question, flags=re.IGNORECASE) if measure else question
+    words = set(_TERM.findall(bare.lower())) - _PLAIN - leave_out
+    terms = set(tokenize(" ".join(sorted(words))))
+    return Asked(values, frozenset(terms)) if terms else None
+
+
+def value_patterns(question: str) -> tuple[str, tuple[re.Pattern[str], ...]]:
+    """The pattern of the words in a question that ask for a quantity, if any, and the patterns of
+    values that answer it: numbers with a fitting unit, or with the noun that it counts."""
     fitting = (row for row in _MEASURES if re.search(row[0], question, re.IGNORECASE))
-    measure, unit = next(fitting, (None, ""))
+    measure, unit = next(fitting, ("", ""))
     values = []
     if measure:
         of_dtype = measure == _MEASURES[0][0] and _OF_DTYPE.search(question)
@@ -128,12 +140,7 @@ def asked_value(question: str, leave_out: frozenset[str] = frozenset()) -> Asked
         if not re.fullmatch(_BYTES, match[1], re.IGNORECASE):
             pattern = rf"{_COUNT}[ -](?:[\w-]+ ){{0,2}}{re.escape(noun)}(?:e?s)?\b"
             values.append(re.compile(pattern, re.IGNORECASE))
-    if not values or (measure and re.search(r"\bhow (?:to|do i|can)\b", question, re.IGNORECASE)):
-        return None
-    bare = re.sub(measure, " ", question, flags=re.IGNORECASE) if measure else question
-    words = set(_TERM.findall(bare.lower())) - _PLAIN - leave_out
-    terms = set(tokenize(" ".join(sorted(words))))
-    return Asked(tuple(values), frozenset(terms)) if terms else None
+    return measure, tuple(values)
 
 
 def by_values(

@@ -523,3 +523,30 @@ def test_cache_separates_budgets_and_operators(bases: Bases) -> None:
     )
     after = ask(RetrieveRequest(task="write", hardware=chip, op=OP, max_tokens=100_000))
     assert "zebra bus" in after.context[: after.context_stable]
+
+
+LACKING = """\
+# Notes on {name}
+
+{name} runs kernels of all sizes. Its vector unit does not understand masks. Loads cannot access
+the memory of another cluster.
+
+The installer does not support old shells.
+"""
+
+
+def test_what_the_chip_lacks_precedes_its_manuals(bases: Bases) -> None:
+    chip = bases.base.add("block", 13)
+    name = bases.base.services.registry.get(chip.id).name
+    notes = LACKING.format(name=name).encode()
+    foreign = b"# Metal\n\nThe Metal compiler does not support vector masks of double precision.\n"
+    bases.base.upload(
+        [
+            FileUpload("notes.md", notes, "hardware", (chip.id,)),
+            FileUpload("metal.md", foreign, "hardware", (chip.id,)),
+        ]
+    )
+    context = bases.base.ask(chip.id, op=OP, task="write", max_tokens=6_000).context
+    part = context.partition("## What this chip lacks or demands")[2].partition("\n## ")[0]
+    assert "does not understand masks" in part and "memory of another cluster" in part
+    assert "shells" not in part and "Metal" not in part

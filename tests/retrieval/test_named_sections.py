@@ -189,5 +189,7 @@ def test_question_that_no_manual_of_the_chip_answers_has_a_hint(store: Store) ->
         return " ".join(answer.hints)
 
     assert "No passage about NVIDIA H200" in hints("how large is the L2 cache")
-    store.ingest("h200.md", "# H200\n\nThe L2 cache has 50 MB.", hardware=("h200",))
+    manual = "# H200\n\nThe L2 cache has 50 MB. Its clock is set by the driver."
+    store.ingest("h200.md", manual, hardware=("h200",))
+    assert "No excerpt states such a value" in hints("what is the clock frequency of the H200")
     assert "No passage about" not in hints("how large is the L2 cache")

@@ -1070,3 +1070,10 @@ def test_cause_below_a_wrapper_has_the_advice_alone() -> None:
     assert both[0].signature.level != "wrapper" and both[0].remedy
     announced = [match for match in both if match.signature.level == "wrapper"]
     assert all(match.remedy == match.signature.remedy for match in announced)
+
+
+def test_removed_warp_function_is_called_with_a_mask() -> None:
+    (known,) = INDEX.match('scan.cu(88): error: identifier "__shfl_down" is undefined')
+    assert "Write __shfl_down_sync(mask" in known.remedy
+    (newer,) = INDEX.match('k.cu(9): error: identifier "__shfl_down_sync" is undefined')
+    assert "newer toolkit" in newer.remedy

@@ -622,8 +622,9 @@ def _doubled(connection: Connection, document: sa.Row[tuple[object, ...]], versi
         sa.select(t.documents.c.title, t.documents.c.source_key).where(t.documents.c.id == nearest)
     ).one()
     return (
-        f"shares {int(100 * share)} % of its text with '{other.title}'; if it replaces that one,"
-        f" delete this document and upload it with --source-key '{other.source_key}'"
+        f"shares {int(100 * share)} % of its text with '{other.title}' ({other.source_key}); if"
+        " it replaces that one, delete this document and upload it with --source-key"
+        f" '{other.source_key}'"
     )
 
 
