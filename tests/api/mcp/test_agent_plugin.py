@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from api.mcp.knowledge import TAKEN
 from api.mcp.results import Retrieved
+from api.mcp.server import TAKEN
 from api.mcp.tools import TOOLS
 
 ROOT = Path(__file__).parents[3]
