@@ -54,8 +54,13 @@ from skills.lineage.binding import (
     calls_of,
     references,
 )
-from skills.lineage.functions import C_SUFFIXES, CFunction, CParameter, functions_of
-from skills.lineage.python_functions import python_functions_of
+from skills.lineage.functions import (
+    C_SUFFIXES,
+    CFunction,
+    CParameter,
+    functions_of,
+    python_functions_of,
+)
 from skills.trajectories.external import (
     SYNTHESIZER,
     ExternalProblem,

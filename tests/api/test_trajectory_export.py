@@ -33,11 +33,12 @@ from skills.training.export import (
     SHAPES,
     ExportRequest,
     KnowledgeLookup,
+    LicenceBook,
+    Licences,
     Prompts,
     export_trajectories,
     without_uploads,
 )
-from skills.training.samples import LicenceBook, Licences
 from skills.trajectories.reading import trajectory, trajectory_store
 from skills.trajectories.records import kernel_as_json
 from tests.api.cli_process import kernlore

@@ -10,7 +10,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Interval
 from optimizer.search.records import Proposal
-from skills.training.samples import Licences, Reward, TrainingPrompt, TrainingSample
+from skills.training.export import Licences, Reward, TrainingPrompt, TrainingSample
 
 # Columns of TRL's dataset types.
 TYPE = {

@@ -22,14 +22,17 @@ from skills.training.export import (
     FORMATS,
     SHAPES,
     Format,
+    Licences,
     Shape,
+    TrainingPrompt,
     answer_text,
     preferred,
     shaped,
+    stated_licence,
+    trainable,
     write_manifest,
     write_rows,
 )
-from skills.training.samples import Licences, TrainingPrompt, stated_licence, trainable
 from tests.skills.training.judged import SAMPLES, TYPE, WRONG, proposal, reward, sample
 
 # Names that TRL 1.16 reads or passes to reward functions, in addition to the columns of a type.

@@ -30,7 +30,7 @@ from optimizer.search.tree import Tree
 from skills.curator.contrast import contrast, gate, roles_of
 from skills.curator.distil import tuned_instance
 from skills.curator.pipeline import replay
-from skills.training.samples import reward_of
+from skills.training.export import reward_of
 from skills.trajectories.reading import (
     flagged_keys,
     open_flags,

@@ -30,8 +30,7 @@ from skills.format.schema import SkillFile
 from skills.format.skillfile import write_skill
 from skills.lifecycle import change_state
 from skills.skill_library import SkillLibrary
-from skills.trials.proof import proofs_of, write_evidence
-from skills.trials.text_trials import TextTrials
+from skills.trials.proof import TextTrials, proofs_of, write_evidence
 from tests.catalogs import builtin_data_dir
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
 from tests.skills.trials.curated import KERNEL, bench_of, problem_in
