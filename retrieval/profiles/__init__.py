@@ -14,9 +14,8 @@
     accelerators  XProf: op profile; neuron-profile: summary as JSON
     proton        Triton's Proton
     torch_profile PyTorch's profiler: trace, events
-    stated        reports of llvm-mca, and amounts in sentences
-    tool_logs     pcm, nvidia-smi and rocm-smi
-    reader        recognises the kind from the text
+    reader        recognises the kind from the text; reads pcm, nvidia-smi, rocm-smi, llvm-mca,
+                  OSACA and amounts in sentences
 
 Standard library only: the optimizer's collectors and portable sessions use it too.
 """

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from statistics import fmean
 
 from kb.errors import InvalidRequest
 from retrieval.profiles import (
@@ -16,12 +18,12 @@ from retrieval.profiles import (
     proton,
     resources,
     rocm,
-    stated,
     tables,
-    tool_logs,
     torch_profile,
 )
-from retrieval.profiles.profile import Profile
+from retrieval.profiles.profile import Kernel, Metric, Profile, number
+from retrieval.profiles.program import of_program
+from retrieval.profiles.tables import UNITS
 
 READ = (
     "What these print is read, unchanged: `ncu --csv`, also with `--page raw` and `--page source`"
@@ -43,24 +45,6 @@ _BINARY = {
     "PERFILE2": ("perf record", "perf annotate --stdio -l -i FILE"),
     "QDSTRM": ("Nsight Systems", "nsys stats FILE"),
 }
-_OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
-    torch_profile.read_json,
-    accelerators.read_neuron,
-    proton.read,
-    rocm.read_json,
-    accelerators.read_json,
-)
-_OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
-    stated.read_simulated,
-    stated.read_ports,
-    nsight.read,
-    resources.read,
-    tool_logs.read_monitor,
-    tool_logs.read,
-    rocm.read,
-    linux_perf.read,
-    proton.read_text,
-)
 
 
 def read_profile(text: str, loose: bool = True) -> Profile:
@@ -100,7 +84,7 @@ def _recognised(text: str, loose: bool) -> Profile | None:
         found = next((p for p in chain(of_json, of_text) if p is not None), None)
         # A reader that knows the tool may not know this table of it.
         if found is None and loose:
-            found = stated.read_words(text)
+            found = read_words(text)
         table = tables.read(text, loose) if found is None or _is_empty(found) else None
         if found is None or table is None:
             return found or table
@@ -118,3 +102,272 @@ def _decoded(text: str) -> object:
         return json.loads(text[start:])
     except (ValueError, RecursionError):
         return None
+
+
+# -- tables of Intel's performance counter monitor (pcm, ipm, pcm-memory)
+
+PCM = "pcm"
+IMBALANCE = 4.0  # times the traffic of the other sockets from which on one socket has it all
+
+_SOCKET = re.compile(
+    r"NODE\s+(?P<node>\d+) Mem(?:ory)?(?:\s*(?P<kind>Read|Write))?\s*\(MB/s\)\s*:"
+    r"\s*(?P<rate>[\d.]+)",
+    re.IGNORECASE,
+)
+
+
+def read_pcm(text: str) -> Profile | None:
+    """The bytes per second of the sockets, by pcm or pcm-memory; None for other texts."""
+    metrics = _traffic(text)
+    return Profile(PCM, metrics=metrics, notes=_placement(text)) if metrics else None
+
+
+def _traffic(text: str) -> dict[str, Metric]:
+    """The bytes per second of the busiest socket."""
+    rates = _of_sockets(text)
+    if not rates:
+        return {}
+    busiest = max(rates.values())
+    return {"achieved_bytes_per_s": sum(rates.values()), "socket_bytes_per_s": busiest}
+
+
+def _of_sockets(text: str) -> dict[str, float]:
+    rates: dict[str, float] = {}
+    for found in _SOCKET.finditer(text):
+        if found["kind"] is None:
+            rates[found["node"]] = 1e6 * float(found["rate"])
+    if rates:
+        return rates
+    place: list[int] = []
+    for line in text.splitlines():
+        if re.search(r"\|\s+READ \|\s+WRITE \|", line):
+            place = [0, 1]
+        elif place and (row := re.match(r"\s*SKT\s+(\d+)\s+([\d.]+)\s+([\d.]+)", line)):
+            rates[row[1]] = 1e9 * (float(row[2]) + float(row[3]))
+    return rates
+
+
+def _placement(text: str) -> tuple[str, ...]:
+    rates = _of_sockets(text)
+    if len(rates) < 2:
+        return ()
+    busiest = max(rates, key=lambda node: rates[node])
+    others = max(rate for node, rate in rates.items() if node != busiest)
+    if rates[busiest] < IMBALANCE * max(others, 1.0):
+        return ()
+    return (
+        f"socket {busiest} has {rates[busiest] / 1e9:.0f} GB/s and the others at most"
+        f" {others / 1e9:.1f}: place memory and threads on all sockets (first touch in parallel,"
+        " numactl --interleave=all) to use their bandwidth",
+    )
+
+
+# -- samples of the programs that watch a device: the table of nvidia-smi, `nvidia-smi dmon`,
+# `--query-gpu` as CSV, and the table of rocm-smi. Only texts that hold nothing else: reports of
+# errors often begin with such a table.
+
+MONITOR = "monitor"
+IDLE = 25  # percent below which a device with memory in use mostly waits
+
+_LINE = re.compile(
+    r"\s*(?:[-+|=#*]|\d+[ ,%]|[A-Z]\w{2} [A-Z]\w{2} +\d+ |\w[\w.]*(?: \[[%\w]+\])?,)"
+)
+_NVIDIA = re.compile(r"\|\s*(?P<used>\d+)MiB\s*/\s*(?P<all>\d+)MiB\s*\|\s*(?P<busy>\d+)%")
+_ROCM = re.compile(r"^\d+\s.*\s(?P<vram>\d+)%\s+(?P<busy>\d+)%\s*$", re.M)
+
+
+def read_monitor(text: str) -> Profile | None:
+    """The share of time for which the devices are busy; None for other texts."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or not all(_is_of_tool(line) for line in lines):
+        return None
+    samples = list(_samples(text, lines))
+    if not samples:
+        return None
+    busy = round(fmean(samples), 1)
+    notes = ["a sample of a monitor: busy means that any kernel runs, not that it uses the chip"]
+    if busy < IDLE:
+        used = _NVIDIA.search(text)
+        memory = f" with {int(used['used']) / 1024:.1f} GiB in use" if used else ""
+        notes.insert(
+            0,
+            f"the devices are busy for {busy:g} % of the time{memory}: the program waits elsewhere"
+            " (input pipeline, work on the CPU, copies, synchronisation, short kernels); profile"
+            " the host, load and prepare data in more workers ahead of use",
+        )
+    return Profile(MONITOR, metrics={"gpu_busy_pct": busy}, notes=tuple(notes))
+
+
+def _is_of_tool(line: str) -> bool:
+    return _LINE.match(line) is not None or bool(
+        re.match(r"\s*(?:GPU|Device|Node|nvidia-smi|\$ ?(?:nvidia|rocm)-smi)\b|\s+\(|\W*$", line)
+    )
+
+
+def _samples(text: str, lines: Sequence[str]) -> Iterator[float]:
+    if found := list(_NVIDIA.finditer(text)):
+        yield from (float(row["busy"]) for row in found)
+        return
+    if re.search(r"\bGPU%\s*$", text, re.M):
+        yield from (float(row["busy"]) for row in _ROCM.finditer(text))
+        return
+    heads: list[str] = []
+    for line in lines:
+        comma = "," in line
+        cells = [cell.strip() for cell in (line.split(",") if comma else line.lstrip("# ").split())]
+        if ("sm" in cells and "mem" in cells) or any("utilization.gpu" in cell for cell in cells):
+            heads = cells
+        elif heads and len(cells) == len(heads):
+            row = dict(zip(heads, cells, strict=True))
+            share = next((v for k, v in row.items() if k == "sm" or "utilization.gpu" in k), "")
+            if re.fullmatch(r"\d+(?: ?%)?", share):
+                yield float(share.rstrip(" %"))
+
+
+# -- reports of a simulated loop (llvm-mca, OSACA), and amounts that a person states in a sentence:
+# shares of the time, the time of a step next to that of the device in it, and traffic as a multiple
+# of the least
+
+MCA, WORDS = "llvm-mca", "words"
+_TOTAL = re.compile(r"^(Iterations|Total Cycles|Block RThroughput):\s+([\d.]+)\s*$", re.MULTILINE)
+_USED = re.compile(r"^\s*- (?P<name>\w+)\s+\[ (?P<pct>[\d.]+)% \]", re.MULTILINE)
+_DEPENDENT = re.compile(r"^\s*- (Register|Memory) Dependencies\s+\[ ([\d.]+)% \]", re.MULTILINE)
+_LISTED = re.compile(r"^\[(?P<place>[\d.]+)\]\s+- (?P<name>\w+)", re.MULTILINE)
+_PRESSURE = re.compile(
+    r"^Resource pressure per iteration:\n(?P<heads>.+)\n(?P<cells>.+)$", re.MULTILINE
+)
+_DIVIDES = re.compile(r"div", re.IGNORECASE)
+_TIME = r"(?P<{}>\d+(?:\.\d+)?) ?(?P<{}_unit>ns|us|[\u00b5\u03bc]s|ms|s)\b"
+_DEVICE = r"(?:GPU|device|kernels?|accelerator|NPU|TPU)"
+# "17 us per call while the GPU did 3 us of work"
+_PART = re.compile(
+    _TIME.format("whole", "whole")
+    + r"[^.;\n]{0,80}?\b(?:while|of which|but|whereas|although|and)\b"
+    rf"[^.;\n]{{0,30}}\b{_DEVICE}\b[^.;\n\d]{{0,50}}?" + _TIME.format("part", "part"),
+)
+_MULTIPLE = re.compile(
+    r"(?P<times>\d+(?:\.\d+)?) ?(?:x|\u00d7|times) (?:as much as |of |more than )?(?:the )?"
+    r"(?:theoretical|ideal|minimum|minimal|least|compulsory|necessary|required|expected|algorithmic)"
+    r"\b.{0,30}\b(?:traffic|bytes|reads?|writes?|data|transfers?|volume)",
+    re.IGNORECASE,
+)
+_TRAFFIC = re.compile(r"\b(?:DRAM|HBM|memory|global|traffic|bytes)\b", re.IGNORECASE)
+
+
+def read_simulated(text: str) -> Profile | None:
+    """The limits of a loop that llvm-mca simulates; None for other texts."""
+    totals = {name: float(value) for name, value in _TOTAL.findall(text)}
+    if not {"Iterations", "Total Cycles"} <= totals.keys() or not totals["Iterations"]:
+        return None
+    cycles = totals["Total Cycles"] / totals["Iterations"]
+    metrics: dict[str, Metric] = {}
+    if cycles and (least := totals.get("Block RThroughput")):
+        metrics["mca_throughput_pct"] = round(min(100.0, 100 * least / cycles), 2)
+    used = {row["name"]: float(row["pct"]) for row in _USED.finditer(text)}
+    names = {row["place"]: row["name"] for row in _LISTED.finditer(text)}
+    if not used and cycles and (pressure := _PRESSURE.search(text)):
+        heads = re.findall(r"\[([\d.]+)\]", pressure["heads"])
+        amounts = [number(cell) or 0.0 for cell in pressure["cells"].split()]
+        pairs = zip(heads, amounts, strict=False)
+        used = {names.get(place, place): 100 * amount / cycles for place, amount in pairs}
+    metrics["mca_divider_pct"] = max(
+        (v for k, v in used.items() if _DIVIDES.search(k)), default=0.0
+    )
+    for kind, share in _DEPENDENT.findall(text):
+        metrics[f"mca_{kind.lower()}_dependency_pct"] = float(share)
+    leading = sorted(used, key=lambda name: -used[name])[:3]
+    said = ", ".join(f"{name} {used[name]:.3g} %" for name in leading if used[name])
+    notes = (f"{cycles:.4g} cycles in an iteration" + (f"; in use: {said}" if said else ""),)
+    return Profile(MCA, metrics=metrics, notes=notes)
+
+
+OSACA = "osaca"
+# The sums of a report of OSACA: cycles of each port, the critical path, the carried dependency.
+_PORTS = re.compile(
+    r"^ {4,}(?P<ports>\d+\.\d\d(?: +\d+\.\d+)*) {2,}(?P<path>[\d.]+) +(?P<carried>[\d.]+)\s*$", re.M
+)
+
+
+def read_ports(text: str) -> Profile | None:
+    """The limits of a loop that OSACA analyses; None for other texts."""
+    sums = _PORTS.search(text)
+    if sums is None or "Port pressure in cycles" not in text:
+        return None
+    ports = [float(cell) for cell in sums["ports"].split()]
+    carried, path = float(sums["carried"]), float(sums["path"])
+    least = max(ports)
+    cycles = max(least, carried) or 1.0
+    divides = max((float(m) for m in _DIVIDING.findall(text)), default=0.0)
+    metrics: dict[str, Metric] = {
+        "mca_throughput_pct": round(100 * least / cycles, 2),
+        "mca_divider_pct": round(min(100.0, 100 * divides / cycles), 2),
+    }
+    said = f"{least:g} of the busiest port, {carried:g} of the dependency from one to the next"
+    return Profile(
+        OSACA,
+        metrics=metrics,
+        notes=(f"{cycles:g} cycles in an iteration: {said}, {path:g} of the longest path",),
+    )
+
+
+# The cycles of the divider, behind those of its port, in the row of a division.
+_DIVIDING = re.compile(
+    r"^ *\d+ \|[ \d.|]*?\d\.\d+ +(\d+\.\d+) \|.*\bv?f?[a-z]*(?:div|sqrt)", re.M | re.I
+)
+
+_TAKES = (
+    r"(?:is|are|takes?|took|accounts? for|makes? up|uses?|spends?|consumes?|=)"
+    r" (?:about |around |roughly |nearly |almost |~ ?)?"
+)
+_OF_TIME = (
+    r"(?P<pct>\d{1,3}(?:\.\d{1,3})?) ?% of (?:the |all |total |overall ){0,2}(?:\w{1,12} ){0,2}"
+    r"(?:run ?)?time\b"
+)
+_NAMED = r"(?P<name>[A-Za-z_][\w:]{2,60})"
+_SHARES = (
+    re.compile(rf"{_NAMED}(?:\(\))?[`\"']? {_TAKES}{_OF_TIME}"),
+    re.compile(
+        rf"{_OF_TIME} (?:is|was|goes|went)? ?(?:spent |used )?(?:in|by|on|to|for) [`\"']?{_NAMED}"
+    ),
+)
+_IDENTIFIER = re.compile(r"_|[a-z][A-Z]|::")  # of names that are no words
+ONE_WHOLE = 101.0  # per cent, with rounding
+
+
+def read_words(text: str) -> Profile | None:
+    """The amounts of sentences; None for other texts."""
+    stated = {m["name"]: float(m["pct"]) for shares in _SHARES for m in shares.finditer(text)}
+    rows = [Kernel(name, 1.0, 0.0, pct) for name, pct in stated.items() if _IDENTIFIER.search(name)]
+    if sum(row.pct for row in rows) > ONE_WHOLE:
+        rows = []
+    profile = of_program(WORDS, rows)
+    metrics = {name: value for name, value in profile.metrics.items() if name != "kernel_runs"}
+    if part := _PART.search(text):
+        whole, busy = (float(part[n]) * UNITS[part[f"{n}_unit"]] for n in ("whole", "part"))
+        if 0 < busy < whole:
+            metrics["gpu_busy_pct"] = round(100 * busy / whole, 1)
+    if (multiple := _MULTIPLE.search(text)) and _TRAFFIC.search(text):
+        metrics["dram_traffic_multiple"] = float(multiple["times"])
+    return replace(profile, metrics=metrics) if metrics or rows else None
+
+
+# -- the readers, in the order in which they are tried
+
+_OF_JSON: tuple[Callable[[object], Profile | None], ...] = (
+    torch_profile.read_json,
+    accelerators.read_neuron,
+    proton.read,
+    rocm.read_json,
+    accelerators.read_json,
+)
+_OF_TEXT: tuple[Callable[[str], Profile | None], ...] = (
+    read_simulated,
+    read_ports,
+    nsight.read,
+    resources.read,
+    read_monitor,
+    read_pcm,
+    rocm.read,
+    linux_perf.read,
+    proton.read_text,
+)

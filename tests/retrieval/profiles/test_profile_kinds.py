@@ -15,8 +15,7 @@ from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.rules import load_rules
 from retrieval.diagnose.signals import load_signals
 from retrieval.pasted import pasted, with_text
-from retrieval.profiles.reader import read_profile
-from retrieval.profiles.tool_logs import read_monitor
+from retrieval.profiles.reader import read_monitor, read_profile
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_body import read_body, request_of
 
