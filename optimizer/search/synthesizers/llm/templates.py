@@ -21,7 +21,7 @@ from optimizer.evaluation.bundle import SUFFIXES, default_entry
 from optimizer.search.synthesizers.base import ProposalContext
 
 VERSION = "v7"
-_FOLDER = Path(__file__).with_name("prompts")
+_FOLDER = Path(__file__).with_name("prompts") / VERSION
 _PLACE = re.compile(r"\{\{([a-z_]+)\}\}")
 WORD = "KERNLORE-DATA"
 _MARKER = re.compile(r"kernlore[\W_]*data", re.IGNORECASE)
@@ -34,20 +34,20 @@ HEADER_SUFFIXES = (".h", ".hpp", ".cuh")
 
 
 @cache
-def template(name: str, version: str = VERSION) -> str:
+def template(name: str) -> str:
     """The unfilled text of a template file."""
-    return (_FOLDER / version / name).read_text(encoding="utf-8").strip()
+    return (_FOLDER / name).read_text(encoding="utf-8").strip()
 
 
 @cache
-def data(name: str, version: str = VERSION) -> Any:
+def data(name: str) -> Any:
     """The content of a JSON file of the templates. It is cached: do not change it."""
-    return json.loads((_FOLDER / version / name).read_text(encoding="utf-8"))
+    return json.loads((_FOLDER / name).read_text(encoding="utf-8"))
 
 
-def rendered(name: str, values: Mapping[str, str], version: str = VERSION) -> str:
+def rendered(name: str, values: Mapping[str, str]) -> str:
     """The template with its placeholders filled. Raises KeyError for one without a value."""
-    text = template(name, version)
+    text = template(name)
     for place in _PLACE.findall(text):
         if not values[place]:  # an empty part leaves no empty lines behind
             text = re.sub(rf"^\{{\{{{place}\}}\}}\n\n?", "", text, flags=re.M)

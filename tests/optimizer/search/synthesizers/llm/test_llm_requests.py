@@ -18,7 +18,7 @@ from optimizer.search.records import Node
 from optimizer.search.runs.hardware_view import clock_megahertz, rates_of
 from optimizer.search.synthesizers.base import CaseView, ProposalContext
 from optimizer.search.synthesizers.llm.prompt import compose
-from optimizer.search.synthesizers.llm.templates import Fence, data, template
+from optimizer.search.synthesizers.llm.templates import Fence
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
 from tests.optimizer.search.synthesizers.llm.test_llm_machine import (
@@ -166,14 +166,6 @@ def test_each_time_states_whether_machine_was_quiet() -> None:
     disturbed = prompt(first(rough(1, 4.0))).user
     assert "not to be compared with times of other candidates" in disturbed
     assert "processors quiet" not in disturbed
-
-
-# -- earlier runs
-
-
-def test_requests_of_version_5_are_still_read() -> None:
-    assert "compared bit by bit" in template("judging.md", "v5")
-    assert "outputs" in data("policy.json", "v5") and "outputs" not in data("policy.json")
 
 
 # -- missing in requests of version 6
