@@ -1,4 +1,4 @@
-"""Problem files of tests."""
+"""Problem files and kernels of tests."""
 
 from __future__ import annotations
 
@@ -19,3 +19,16 @@ def model_text(
     lines += [f"    def forward(self, {takes}):", indent(body, " " * 8)]
     lines += ["def get_inputs():", f"    return [{inputs}]"]
     return "\n".join(lines) + "\n"
+
+
+def kernel_text(value: str) -> str:
+    """A kernel in C++ that writes `value`, an expression of `x[i]`, for every element of its only
+    input `x`, a matrix of float32."""
+    return f"""#include "kernlore_abi.h"
+KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {{
+  const float *x = (const float *)t[0].data;
+  float *y = (float *)t[c->inputs + c->parameters].data;
+  for (int64_t i = 0; i < t[0].shape[0] * t[0].shape[1]; i++) y[i] = {value};
+  return 0;
+}}
+"""

@@ -10,24 +10,11 @@ import pytest
 from tests.api.cli_process import kernlore
 from tests.catalogs import fresh_data_dir
 from tests.known_device import store_ceilings
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=20)
 
-TASK = """\
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x) * 2
-
-
-rows = 64
-
-
-def get_inputs():
-    return [torch.randn(rows, 256)]
-"""
+TASK = model_text("torch.relu(x) * 2", "torch.randn(rows, 256)", head="rows = 64")
 SUBMISSION = """\
 import torch
 

@@ -24,7 +24,7 @@ from tests.api.cli_process import COMMAND, ERROR_KEYS, CommandResult, kernlore
 from tests.catalogs import fresh_data_dir
 from tests.known_device import known_ceilings
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
-from tests.problem_files import model_text
+from tests.problem_files import kernel_text, model_text
 
 pytestmark = [
     pytest.mark.slow(seconds=25),
@@ -32,15 +32,7 @@ pytestmark = [
 ]
 
 PROBLEM = model_text("2 * x + 1", "torch.randn(64, 32)")
-KERNEL = """\
-#include "kernlore_abi.h"
-KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {
-  const float *x = (const float *)t[0].data;
-  float *y = (float *)t[c->inputs + c->parameters].data;
-  for (int64_t i = 0; i < t[0].shape[0] * t[0].shape[1]; i++) y[i] = %s;
-  return 0;
-}
-"""
+KERNEL = kernel_text("%s")
 RIGHT = {"correct", "unmeasured"}  # the latter on a machine that is never quiet
 BODIES = ("2 * x[i] + 1", "twice(x[i])", "x[i] + x[i] + 1", "1 + 2 * x[i]")
 

@@ -16,37 +16,17 @@ from api.services import open_services
 from kb.settings import Settings
 from tests.api.cli_process import kernlore
 from tests.api.conftest import assert_error
+from tests.problem_files import kernel_text, model_text
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow(seconds=5)
 
 HERE = {"host": "127.0.0.1:8321"}
-PROBLEM = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return 2 * x
-
-
-def get_inputs():
-    return [torch.randn(rows, 64)]
-
-
-rows = 32
-"""
+PROBLEM = model_text("2 * x", "torch.randn(rows, 64)", head="rows = 32")
 TOML = 'name = "doubled"\n[[cases]]\nname = "small"\nconstants = {rows = 8}\ntimed = false\n'
 # Timed cases must be long enough: calls of microseconds need most pairs of blocks for a figure.
 TIMED = {"source": PROBLEM, "toml": TOML.replace("timed = false\n", "").replace("8", "8192")}
-KERNEL = """#include "kernlore_abi.h"
-KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
-  const float *x = (const float *)t[0].data;
-  float *y = (float *)t[1].data;
-  for (int64_t i = 0; i < t[0].shape[0] * t[0].shape[1]; i++) y[i] = 2 * x[i];
-  return 0;
-}
-"""
+KERNEL = kernel_text("2 * x[i]")
 
 
 def candidate(source: str = KERNEL, **changes: Any) -> dict[str, Any]:

@@ -32,21 +32,12 @@ from optimizer.evaluation.timing import measure as timing
 from optimizer.evaluation.timing.measure import TimingResult
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from tests.problem_files import model_text
+from tests.problem_files import kernel_text, model_text
 
 pytestmark = pytest.mark.slow(seconds=12)
 
 PROBLEM = model_text("x * 2", "torch.randn(300, 1000)")
-KERNEL = """
-#include "kernlore_abi.h"
-// NUMBER
-KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
-  const float *x = (const float *)t[0].data;
-  float *y = (float *)t[1].data;
-  for (int64_t i = 0; i < 300 * 1000; i++) y[i] = x[i] * 2;
-  return 0;
-}
-"""
+KERNEL = "// NUMBER\n" + kernel_text("x[i] * 2")
 SETTINGS = EvaluationSettings(
     call_seconds=5.0,
     threads=1,

@@ -22,6 +22,7 @@ from optimizer.evaluation.toolchains.python import TorchPython
 from optimizer.search.bench.local import reference_bundle
 from optimizer.search.synthesizers.compiler.configurations import configured_bundle
 from tests.optimizer.evaluation.test_evaluator import CPU, QUICK
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=20)
 
@@ -160,24 +161,12 @@ def test_value_dependent_shape_is_refused(make: Make, pool: RunnerPool) -> None:
         evaluated(problem, pool, "x", forward)
 
 
-BACKWARD = """\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.l = nn.Linear(64, 32)
-
-    def forward(self, x, t):
-        ((self.l(x) - t) ** 2).mean().backward()
-        return self.l.weight.grad
-
-
-def get_inputs():
-    return [torch.randn(128, 64), torch.randn(128, 32)]
-"""
+BACKWARD = model_text(
+    "((self.l(x) - t) ** 2).mean().backward()\nreturn self.l.weight.grad",
+    "torch.randn(128, 64), torch.randn(128, 32)",
+    takes="x, t",
+    init="self.l = nn.Linear(64, 32)",
+)
 WRITTEN_OUT = """\
 import torch
 from torch import nn

@@ -13,19 +13,11 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import CACHE, EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=15)
 
-PROBLEM = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, -1)
-
-def get_inputs():
-    return [torch.randn(32, 65)]
-"""
+PROBLEM = model_text("torch.softmax(x, -1)", "torch.randn(32, 65)")
 CANDIDATE = '''
 import torch
 from torch.utils.cpp_extension import load_inline

@@ -21,21 +21,9 @@ from optimizer.search.bench.local import LocalBench, LocalDevice, TargetToolchai
 from skills.format.schema import SkillFile
 from skills.format.skillfile import write_skill
 from skills.skill_library import SkillLibrary
+from tests.problem_files import model_text
 
-PROBLEM = """
-import torch
-import torch.nn as nn
-
-rows = 96
-cols = 1024
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x.sum(dim=1)
-
-def get_inputs():
-    return [torch.randn(rows, cols)]
-"""
+PROBLEM = model_text("x.sum(dim=1)", "torch.randn(rows, cols)", head="rows = 96\ncols = 1024")
 TOML = """
 name = "row_total"
 op = "reduction"

@@ -107,17 +107,12 @@ def severities(work: CaseWork, found: CaseTiming, ceilings: Ceilings | None = DE
     return [flag.severity for flag in flags]
 
 
-FP8 = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, a, b, mask):
-        return a.view(torch.float8_e4m3fn).float() @ b.view(torch.float8_e4m3fn).float() * mask
-
-def get_inputs():
-    bits = [torch.randn(64, 64).to(torch.float8_e4m3fn).view(torch.uint8) for _ in range(2)]
-    return [*bits, torch.ones(8, 8, dtype=torch.{mask}).repeat(8, 8)]
-"""
+FP8 = model_text(
+    "a.view(torch.float8_e4m3fn).float() @ b.view(torch.float8_e4m3fn).float() * mask",
+    "*(torch.randn(64, 64).to(torch.float8_e4m3fn).view(torch.uint8) for _ in range(2)),"
+    " torch.ones(8, 8, dtype=torch.{mask}).repeat(8, 8)",
+    takes="a, b, mask",
+)
 
 
 def test_eight_bit_operands_may_exceed_every_ceiling(tmp_path: Path) -> None:

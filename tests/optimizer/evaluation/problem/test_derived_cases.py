@@ -6,22 +6,9 @@ from pathlib import Path
 
 from optimizer.evaluation.problem.derived import DerivedCases, fitting
 from optimizer.evaluation.problem.load import load_problem
+from tests.problem_files import model_text
 
-MODEL = """\
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return {result}
-
-
-{sizes}
-
-
-def get_inputs():
-    return [torch.rand({shape})]
-"""
+MODEL = model_text("{result}", "torch.rand({shape})", head="{sizes}")
 
 
 def _derived(folder: Path, result: str, sizes: str, shape: str) -> DerivedCases:

@@ -116,24 +116,12 @@ def test_sparse_products_are_counted_by_elements() -> None:
     assert reference_cost(lambda: matrix @ dense).flops == 2 * 8 * 8 * 5
 
 
-MODES = """\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.d, self.bn, self.none = nn.Dropout(0.5), nn.BatchNorm1d(16), nn.Dropout(0.0)
-        {mode}
-
-    def forward(self, x):
-        return {result}
-
-
-def get_inputs():
-    return [torch.randn(400, 16)]
-"""
+MODES = model_text(
+    "{result}",
+    "torch.randn(400, 16)",
+    init="self.d, self.bn, self.none = nn.Dropout(0.5), nn.BatchNorm1d(16), nn.Dropout(0.0)"
+    "\n{mode}",
+)
 
 
 def _file(folder: Path, mode: str = "pass", result: str = "self.bn(self.d(x))") -> Path:

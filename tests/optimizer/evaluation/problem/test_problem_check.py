@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,17 @@ from optimizer.evaluation.problem.check import CaseFault, check_problem
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.template import write_problem
+from tests.problem_files import model_text
 
 pytestmark = pytest.mark.slow(seconds=5)
 
 
 def problem_of(tmp_path: Path, forward: str, inputs: str = "torch.randn(64, 128)") -> Problem:
-    source = f"""
-        import torch
-        from torch import nn
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = nn.Parameter(torch.rand(128) + 0.5)
-                self.bias = nn.Parameter(torch.zeros(128))
-            def forward(self, x, y):
-                {forward}
-        def get_inputs():
-            return [{inputs}, torch.randn(64, 128)]
-    """
+    weights = "self.weight = nn.Parameter(torch.rand(128) + 0.5)\n"
+    weights += "self.bias = nn.Parameter(torch.zeros(128))"
     path = tmp_path / "p.py"
-    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    text = model_text(forward, f"{inputs}, torch.randn(64, 128)", takes="x, y", init=weights)
+    path.write_text(text, encoding="utf-8")
     return load_problem(path)
 
 

@@ -367,15 +367,12 @@ def test_toml_settings_apply(write: Write) -> None:
 
 
 def test_shared_key_heads_count_for_every_query_head(write: Write) -> None:
-    text = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, q, k, v):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-def get_inputs():
-    key = lambda: torch.randn(2, 2, 24, 16)
-    return [torch.randn(2, 8, 24, 16), key(), key()]
-"""
+    key = "torch.randn(2, 2, 24, 16)"
+    text = model_text(
+        "F.scaled_dot_product_attention(q, k, v, enable_gqa=True)",
+        f"torch.randn(2, 8, 24, 16), {key}, {key}",
+        takes="q, k, v",
+    )
     case = OpenCase(load_problem(write(text)), Case("declared"))
     assert case.flops == 2 * 2 * 8 * 24 * 24 * (16 + 16)
 

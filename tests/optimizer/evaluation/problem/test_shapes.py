@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -110,18 +109,12 @@ def test_model_that_converts_weights_is_inferred_without_run(
 ) -> None:
     """Arrays without memory cannot be converted in a constructor."""
     (tmp_path / "mixed.py").write_text(
-        textwrap.dedent("""
-            import torch
-            class Model(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.up = torch.nn.Linear(64, 128).bfloat16()
-                    self.norm = torch.nn.BatchNorm1d(128).bfloat16()
-                def forward(self, x):
-                    return self.norm(self.up(x))
-            def get_inputs():
-                return [torch.randn(256, 64).bfloat16()]
-        """)
+        model_text(
+            "self.norm(self.up(x))",
+            "torch.randn(256, 64).bfloat16()",
+            init="self.up = nn.Linear(64, 128).bfloat16()\n"
+            "self.norm = nn.BatchNorm1d(128).bfloat16()",
+        )
     )
     problem = load_problem(tmp_path / "mixed.py")
     inferred = OpenCase(problem, problem.cases[0], shapes_only=True)

@@ -32,20 +32,12 @@ from optimizer.search.bench.local import (
     devices_of,
 )
 from optimizer.search.records import Proposal
-from tests.problem_files import model_text
+from tests.problem_files import kernel_text, model_text
 
 pytestmark = pytest.mark.slow(seconds=8)
 
 PROBLEM = model_text("x * 2", "torch.randn(64, 64)")
-SOURCE = """
-#include "kernlore_abi.h"
-KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *) {
-  const float *x = (const float *)t[0].data;
-  float *y = (float *)t[1].data;
-  for (int64_t i = 0; i < 64 * 64; i++) y[i] = x[i] * 2;
-  return 0;
-}
-"""
+SOURCE = kernel_text("x[i] * 2")
 
 
 def test_devices_are_listed_in_order() -> None:

@@ -384,26 +384,13 @@ def test_future_import_comes_first() -> None:
     assert source.text.count("from __future__") == 1
 
 
-HALF = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(16, dtype=torch.bfloat16)
-        self.first = nn.Linear(16, 4, dtype=torch.bfloat16)
-        self.second = nn.Linear(16, 2, dtype=torch.bfloat16)
-
-    def forward(self, x):
-        kept = self.norm(x)
-        return self.first(kept), self.second(kept)
-
-
-def get_inputs():
-    return [torch.randn(8, 16, dtype=torch.bfloat16)]
-"""
+HALF = model_text(
+    "kept = self.norm(x)\nreturn self.first(kept), self.second(kept)",
+    "torch.randn(8, 16, dtype=torch.bfloat16)",
+    init="self.norm = nn.LayerNorm(16, dtype=torch.bfloat16)\n"
+    "self.first = nn.Linear(16, 4, dtype=torch.bfloat16)\n"
+    "self.second = nn.Linear(16, 2, dtype=torch.bfloat16)",
+)
 
 
 def half_case(reference: str, width: int) -> CaseView:
