@@ -1,10 +1,11 @@
-"""The structure of the source: imports go one way."""
+"""The structure of the source: imports go one way, between packages and inside `skills`."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -316,3 +317,38 @@ def test_no_constant_of_a_module_is_replaced_by_another() -> None:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             replaced[str(path)] = twice
     assert replaced == {}
+
+
+# -- the packages of skills/ import one another in one direction
+
+SKILLS = ROOT / "skills"
+SKILL_LIBRARY = "(library)"  # modules directly in skills/
+SKILL_ROOMS = {
+    "format": set[str](),
+    SKILL_LIBRARY: {"format"},
+    "trajectories": {"format", SKILL_LIBRARY},
+    "trials": {"format", SKILL_LIBRARY, "trajectories"},
+    "curator": {"format", SKILL_LIBRARY, "trajectories", "trials"},
+    "training": {"format", SKILL_LIBRARY, "trajectories"},
+    "lineage": {"format", SKILL_LIBRARY, "trajectories", "curator"},
+}
+
+
+def rooms_imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("skills."):
+            parts = (node.module or "").split(".")
+            yield parts[1] if parts[1] in SKILL_ROOMS else SKILL_LIBRARY
+
+
+@pytest.mark.parametrize("room", SKILL_ROOMS)
+def test_package_imports_only_lower_packages(room: str) -> None:
+    paths = SKILLS.glob("*.py") if room == SKILL_LIBRARY else (SKILLS / room).rglob("*.py")
+    imported = {(path.name, other) for path in paths for other in rooms_imported(path)}
+    assert imported, room
+    assert {(name, o) for name, o in imported if o not in SKILL_ROOMS[room] | {room}} == set()
+
+
+def test_every_code_folder_is_a_listed_package() -> None:
+    folders = {path.parent.name for path in SKILLS.glob("*/*.py")}
+    assert folders == SKILL_ROOMS.keys() - {SKILL_LIBRARY}

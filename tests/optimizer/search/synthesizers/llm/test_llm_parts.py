@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -17,10 +17,12 @@ import pytest
 from kb.candidate_abi import HEADER
 from kb.errors import InvalidRequest, StoreError
 from optimizer.search.knowledge import ShownExcerpt, ShownKnowledge
+from optimizer.search.propose import CONTEXT_TOKENS, SILENT_IN_A_ROW
 from optimizer.search.records import REFERENCE, Cost, Node
 from optimizer.search.runs.models import check_keys
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.client import (
+    LONGEST_WAIT_S,
     CallFailed,
     ChatReply,
     ContextOverflow,
@@ -39,7 +41,7 @@ from optimizer.search.synthesizers.llm.conversation import (
     transcript_from_json,
 )
 from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
-from optimizer.search.synthesizers.llm.settings import ModelOptions, Redaction
+from optimizer.search.synthesizers.llm.settings import LlmSettings, ModelOptions, Redaction
 from optimizer.search.synthesizers.llm.templates import VERSION, Fence, rendered, template
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     EXCERPT_ID,
@@ -377,3 +379,35 @@ def test_model_without_key_is_refused_before_measuring(monkeypatch: pytest.Monke
     check_keys(ModelOptions("openai/any", replay="run_1"))
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     check_keys(ModelOptions("openai/any"))
+
+
+# -- docs/llm.md agrees with the code, and states that no commercial model was used yet
+
+ROOT = Path(__file__).parents[5]
+TEXT = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
+IN_WORDS = {"": MISSING, "environment": None, "no limit": None, "off": False}
+
+
+def test_every_setting_is_in_table_with_its_default() -> None:
+    documented: dict[str, object] = {}
+    for names, default in re.findall(r"^\| (`[^|]+`) \| ([^|]*?) ?\|", TEXT, re.M):
+        each = [part.strip() for part in default.split(",")]
+        keys = re.findall(r"`(\w+)`", names)
+        documented |= dict(zip(keys, each * len(keys), strict=False))
+    assert set(documented) == {field.name for field in fields(LlmSettings)}
+    for field in fields(LlmSettings):
+        default = str(documented[field.name])
+        assert field.default == (IN_WORDS[default] if default in IN_WORDS else float(default)), (
+            field.name
+        )
+
+
+def test_documented_limits_equal_code() -> None:
+    assert f"budget of {CONTEXT_TOKENS:,} tokens" in TEXT
+    assert f"up to {LONGEST_WAIT_S:g} s" in TEXT
+    assert SILENT_IN_A_ROW == 8 and "Eight attempts in a row" in TEXT
+
+
+def test_docs_state_that_no_commercial_model_was_used() -> None:
+    for text in (TEXT, (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert "has not yet been run with a commercial model" in text
