@@ -75,7 +75,6 @@ class Spent:
     stopped: str = ""
 
     def add(self, reply: PricedReply) -> None:
-        """Count a reply."""
         self.tokens_in += reply.tokens_in
         self.tokens_out += reply.tokens_out
         self.usd = None if self.usd is None or reply.usd is None else self.usd + reply.usd

@@ -392,7 +392,6 @@ def only_hardware(nodes: Sequence[ClusterNode], resolve: Resolver) -> str:
 
 
 def declared_hardware(nodes: Sequence[ClusterNode], resolve: Resolver) -> set[str]:
-    """The hardware that nodes declare."""
     known = {
         resolve(value)
         for node in nodes

@@ -85,7 +85,6 @@ def fill_reserve(data_dir: Path) -> None:
 
 
 def free_reserve(data_dir: Path) -> None:
-    """Delete the reserve."""
     (data_dir / RESERVE).unlink(missing_ok=True)
 
 

@@ -37,7 +37,6 @@ class AccessScope:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Cache key."""
         return (self.owner, *sorted(self.own))
 
     def sees(self, hardware: Collection[str]) -> bool:
@@ -94,5 +93,4 @@ class ScopeFilter:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Cache key."""
         return (self.hardware, self.categories, self.languages, self.access_scope)

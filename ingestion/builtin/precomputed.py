@@ -80,7 +80,6 @@ class ShippedReadings:
                 return None
 
     def name_of(self, file: DocumentFile, specs: Mapping[str, HardwareSpec]) -> str:
-        """The name of the reading of a file."""
         with self._lock:
             return self._name(sha256(file.data), file.hardware, file.languages, specs)
 

@@ -298,7 +298,6 @@ _QUANTITY = re.compile(rf"(?:{_DIGITS})[ -]?([a-z]+(?:/s)?)", re.IGNORECASE)
 
 
 def _read_forms(text: str, sentence: str) -> tuple[Statement, ...]:
-    """The statements in a part of a sentence."""
     plain = re.sub(r" per second\b", "/s", text)
     claims: dict[tuple[int, int], list[Statement]] = {}
     for known in fact_keys().values():

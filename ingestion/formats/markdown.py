@@ -69,7 +69,6 @@ class _Page:
 
 
 def parse_markdown(text: str) -> ParsedDocument:
-    """Read Markdown."""
     lines = text.split("\n")
     front, warnings = _front_matter(lines)
     elements = tuple(_elements(_Page(lines)))
@@ -244,7 +243,6 @@ def _block(group: list[Token], page: _Page) -> list[_LocatedElement]:
 
 
 def _simple(group: list[Token], source: str, depth: int) -> list[Element]:
-    """The elements of a block other than a list."""
     head = group[0]
     if head.type == "heading_open":
         return _heading(group[1].content, int(head.tag[1]))

@@ -107,7 +107,6 @@ def bounded(texts: Iterable[str], count: int, limit: int) -> tuple[str, ...]:
 
 
 def message_and(message: str, explanation: str) -> str:
-    """The message of an error with its explanation."""
     if not explanation or not message or message in explanation:
         return explanation or message
     return f"{message.rstrip('.')}. {explanation}"

@@ -211,7 +211,6 @@ def _sections_to_ask(
 
 
 def messages_for(section: UnreadSection) -> list[Message]:
-    """The messages about a section."""
     text = section.text[:MAX_SECTION]
     # A hash of the text, which its author cannot have written into it.
     mark = f"DATA {sha256(text)[:16]}"

@@ -233,7 +233,6 @@ def select_in(
     column: sa.ColumnElement[Any],
     values: Iterable[Any],
 ) -> Iterator[Any]:
-    """The rows of a query whose column has one of the values."""
     for part in portions(list(values)):
         yield from connection.execute(query.where(column.in_(part))).all()
 

@@ -103,7 +103,6 @@ class Jobs(Work):
             connection.execute(t.update().where(t.c.id == last.id).values(group_id=group))
 
     def is_in_group(self, connection: Connection, document_id: str, group: str) -> bool:
-        """Whether a group has a job of a document."""
         found = sa.select(t.c.id).where(
             self._mine, t.c.subject_id == document_id, t.c.group_id == group
         )

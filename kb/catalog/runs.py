@@ -68,7 +68,6 @@ class RunWhere:
     state: str = ""
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
-        """The conditions on the rows."""
         place = json_text(t.runs.c.settings, sa.literal_column("'problem'"))
         columns = (t.runs.c.id, t.problems.c.name, place)
         conditions: list[sa.ColumnElement[bool]] = [

@@ -16,7 +16,6 @@ Condition = sa.ColumnElement[bool]
 
 
 def documents(access: AccessScope) -> Condition:
-    """Of documents."""
     mine = t.documents.c.access_scope == access.owner
     if access.hardware is None:
         return mine
@@ -87,7 +86,6 @@ def evidence(access: AccessScope) -> Condition:
 
 
 def runs(access: AccessScope) -> Condition:
-    """Of runs."""
     return _on_hardware(t.runs, t.runs.c.hardware_id, access)
 
 

@@ -32,7 +32,6 @@ class Problems:
     entries: list[SpecProblem] = field(default_factory=list)
 
     def add(self, path: str, message: str, fix: str) -> None:
-        """Add a problem."""
         self.entries.append(SpecProblem(path, message, fix))
 
     def raise_if_any(self) -> None:
@@ -62,7 +61,6 @@ class TableReader:
         self.problems = problems
 
     def at(self, key: str) -> str:
-        """The path of a key."""
         return f"{self.path}.{key}" if self.path else key
 
     def add(self, key: str, message: str, fix: str) -> None:
@@ -125,7 +123,6 @@ class TableReader:
         return tuple(item for item in value if isinstance(item, str) and item.strip())
 
     def tables(self, key: str) -> list[TableReader]:
-        """Readers for an array of tables."""
         value = self.raw.get(key, [])
         if not isinstance(value, list | tuple):
             self.add(key, f"{_kind(value)} where tables belong", f"write [[{key}]] above each")

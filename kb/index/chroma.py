@@ -339,7 +339,6 @@ def _add(
     vectors: ScopeVectors,
     places: Sequence[int],
 ) -> None:
-    """Add the entries at these places."""
     # llama-index takes seconds to import, which a start without new entries avoids.
     from llama_index.core.schema import BaseNode, TextNode
     from llama_index.vector_stores.chroma import ChromaVectorStore

@@ -42,12 +42,10 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """The size in bytes."""
         return self.elements * ITEM_BYTES[self.dtype]
 
     def as_json(self) -> dict[str, Any]:

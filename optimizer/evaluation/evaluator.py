@@ -220,7 +220,6 @@ class Evaluator:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def case(self, case: Case) -> PreparedCase:
-        """The case with its goldens."""
         return self.context.problem.case(case)
 
     def work(self, case: Case) -> CaseWork:

@@ -223,7 +223,6 @@ def _message(evaluation: Evaluation, hidden: Mapping[str, Any], verdict: str) ->
 
 
 def signed(record: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
-    """The record with its signature."""
     stored = json.loads(json.dumps(record))  # as a reader of the file gets its values
     return {**stored, "signature": signature(stored, key)}
 

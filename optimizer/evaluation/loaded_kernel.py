@@ -79,7 +79,6 @@ class InputMirror:
         self.reset(values)
 
     def reset(self, values: CaseValues) -> None:
-        """Hold other values."""
         self._values = values
         self._missing: list[int] = []  # seeds of calls whose values are not computed yet
         self._own: list[torch.Tensor] | None = None

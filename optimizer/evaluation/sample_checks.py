@@ -85,7 +85,6 @@ class ToolPlace:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of the tools."""
         env = clean_env(self.scratch)
         if self.toolchain is not None:
             own = (str(self.toolchain / "bin"), str(self.toolchain))

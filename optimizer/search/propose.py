@@ -458,7 +458,6 @@ class Evolutionary:
         return max(drawn, key=lambda n: (tree[n].merit, -n))
 
     def island_of(self, tree: Tree, parent: int) -> int:
-        """The island whose turn it is."""
         return len(tree) % ISLANDS
 
 

@@ -47,7 +47,6 @@ class RunRow:
     work: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The stored row."""
         row = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {**row, "goal": asdict(self.goal)}
 

@@ -49,7 +49,6 @@ class Tree:
 
     @property
     def root(self) -> Node:
-        """The reference."""
         return self.nodes[REFERENCE]
 
     @property

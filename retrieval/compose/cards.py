@@ -133,7 +133,6 @@ def _each_name_first(kinds: Sequence[list[Symbol]]) -> list[list[Symbol]]:
 
 
 def _symbol_block(entries: Sequence[tuple[list[Symbol], str]]) -> Block:
-    """The entries of one document."""
     first = entries[0][0][0]
     source = f"{first.document_title} (v{first.version}), symbols"
     text = "\n".join(line for _, line in entries)

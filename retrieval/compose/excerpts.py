@@ -112,7 +112,6 @@ Mark = Callable[[Excerpt, str], Excerpt]  # an excerpt and the id of its section
 
 
 def unmarked(excerpt: Excerpt, section: str) -> Excerpt:
-    """The excerpt unchanged."""
     return excerpt
 
 

@@ -157,7 +157,6 @@ class Standings:
         }
 
     def marked_skill(self, skill: SkillAnswer) -> SkillAnswer:
-        """The skill with its marks."""
         return replace(skill, mark=_text(self.skill(skill.name).marks))
 
     # -- signatures

@@ -486,7 +486,6 @@ class SignatureIndex:
         return [match for match in matches if match is not None and _counts(match, index)]
 
     def _keywords_in(self, name: str) -> frozenset[str]:
-        """The keywords in the name of an error."""
         name = name.lower()
         return frozenset(k for k in self._by_keyword if k in name) if name else frozenset()
 

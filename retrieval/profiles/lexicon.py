@@ -22,7 +22,6 @@ def _data() -> dict[str, Any]:
 
 
 def words_of(key: str) -> tuple[str, ...]:
-    """The words of a group."""
     return tuple(_data()["patterns"][key]["words"])
 
 

@@ -324,7 +324,6 @@ def is_guide_to_absent(title: str, op: str | None, operators: Sequence[str]) -> 
 
 @lru_cache(maxsize=REMEMBERED)
 def _families_in(title: str) -> frozenset[str]:
-    """The families of the operators in a title."""
     present, terms = words_of(title), problem_terms()
     names = dict(terms.ops)
     names |= {family: family for family in terms.ops.values()}

@@ -79,7 +79,6 @@ class Cards(list[Symbol]):
 
     @cached_property
     def errors(self) -> Sequence[Symbol]:
-        """Cards of error codes."""
         return [card for card in self if card.kind == "error"]
 
     @cached_property

@@ -147,7 +147,6 @@ class Knowledge:
         return places
 
     def sections_of_moves(self, move_ids: Collection[str]) -> frozenset[str]:
-        """The sections that these moves are taken from."""
         ids = set(move_ids)
         return frozenset(
             row.section_id for row in self.moves if row.section_id and row.move.id in ids

@@ -266,7 +266,6 @@ def _aligned(offset: int) -> int:
 
 
 def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> Segment:
-    """The segment of some documents."""
     passages = [(n, p) for n, d in enumerate(documents) for p in d.passages]
     sections = [(n, s) for n, d in enumerate(documents) for s in d.sections]
     abouts, about, order = _by_scope([p.about for _, p in passages], [p.seq for _, p in passages])

@@ -276,7 +276,6 @@ class Snapshot:
 
     @property
     def passages(self) -> int:
-        """The number of passages."""
         return len(self._live)
 
     @cached_property
@@ -502,7 +501,6 @@ class Snapshot:
         return f"sec_{self._of_section('ids', row):016x}"
 
     def _document_of(self, row: int) -> StoredDocument:
-        """The document of a section."""
         return self._section_part(row).segment.documents[self._of_section("documents", row)]
 
     def _section_record(self, row: int) -> list[Any]:
@@ -776,7 +774,6 @@ class Snapshot:
     # -- masks over the distinct scopes of passages
 
     def _within(self, scope: ScopeFilter) -> NDArray[np.bool_]:
-        """Whether each is in the scope."""
         abouts = self._abouts[0]
         return self.keep("within", scope.key, lambda: _mask(a.is_within(scope) for a in abouts))
 

@@ -122,7 +122,6 @@ class TextValues:
         return [Term(term, of, how, quote, ids[at]) for term, of, how, quote, at in found]
 
     def write(self, path: Path) -> None:
-        """Write the computed values."""
         path.write_bytes(zlib.compress(orjson.dumps(self.computed, option=orjson.OPT_SORT_KEYS), 9))
 
     def _value(self, kind: str, text: str, computed: Callable[[], Any]) -> Any:

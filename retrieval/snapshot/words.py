@@ -58,7 +58,6 @@ class _Places(dict[str, int]):
 def index_words(
     level: Level, rows: Sequence[LevelRow], heading_weight: float
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of a level."""
     words = _Places()
     word_of, count_of = array("i"), array("f")
     sizes = np.empty(len(rows), np.int64)

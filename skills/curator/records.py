@@ -82,7 +82,6 @@ class KernelChange:
 
     @property
     def added(self) -> list[str]:
-        """The added lines."""
         return [line[1:] for line in self.pattern if line.startswith("+")]
 
 

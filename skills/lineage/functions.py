@@ -207,7 +207,6 @@ def _needed(
 
 
 def _defined(item: Item) -> set[str]:
-    """The names that an item defines."""
     if item.kind == "function":
         return {item.name}
     if item.kind == "directive":

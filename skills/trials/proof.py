@@ -322,7 +322,6 @@ class Proof:
 
     @property
     def effect(self) -> SkillEffect:
-        """The effect in these trials."""
         return effect_of(self.trials)
 
 

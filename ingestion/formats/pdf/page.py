@@ -184,7 +184,6 @@ class _Styles:
         self._last = _TextStyle(Font("", False, False, False), 10.0, False, True)
 
     def at(self, index: int) -> _TextStyle:
-        """The style of a character."""
         handle = pdfium.FPDFText_GetTextObject(self._textpage, index)
         address = ctypes.cast(handle, ctypes.c_void_p).value
         if address is None:

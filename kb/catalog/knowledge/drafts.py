@@ -233,7 +233,6 @@ def decide(
 
 
 def quoting(connection: Connection, document_id: str) -> list[Draft]:
-    """The drafts that quote a document."""
     every = map(_draft, connection.execute(sa.select(t.drafts)))
     return [d for d in every if any(s.document_id == document_id for s in d.sentences)]
 

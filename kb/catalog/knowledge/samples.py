@@ -300,7 +300,6 @@ def list_recipes(
 def replace_document_recipes(
     connection: Connection, version: StoredVersion, recipes: Sequence[ProposedRecipe]
 ) -> None:
-    """Replace the recipes that the document of this version proposes."""
     document = version.document
     mine = sa.and_(t.recipes.c.document_id == document.id, t.recipes.c.origin == RECIPE_ORIGIN)
     before = connection.execute(sa.select(t.recipes.c.id, t.recipes.c.status).where(mine)).all()

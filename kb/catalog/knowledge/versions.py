@@ -294,7 +294,6 @@ def _scope_rows(document_id: str, declaration: Mapping[str, Any]) -> list[dict[s
 
 
 def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
-    """The row of the document of a version."""
     return connection.execute(
         sa.select(t.documents)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)

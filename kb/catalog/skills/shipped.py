@@ -156,7 +156,6 @@ def read_trials(text: str, problems: Problems) -> tuple[ShippedTrial, ...]:
 
 
 def stored_trials(metadata: Mapping[str, Any]) -> tuple[ShippedTrial, ...]:
-    """The trials in the metadata of a stored skill."""
     return tuple(trial_from_json(row) for row in metadata.get(SHIPPED, ()))
 
 

@@ -215,7 +215,6 @@ def _uses(line: str, name: str) -> bool:
 
 
 def renamed(statement: str, name: str, other: str) -> str:
-    """The statement with another name."""
     return re.sub(rf"(?<![\w.@%$#]){re.escape(name)}(?![\w.])", lambda _: other, statement, count=1)
 
 

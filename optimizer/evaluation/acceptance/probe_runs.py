@@ -92,7 +92,6 @@ class ProbeUnit:
 
     @property
     def source(self) -> Path:
-        """The path of the source."""
         return self.folder / self.file
 
     @property
@@ -369,7 +368,6 @@ def probe_run(
     command: str,
     say: Callable[[str], None] = lambda line: None,
 ) -> ProbeRun:
-    """Run units and describe the machine."""
     measured, missing = run_units(units, machine, say)
     kind: DeviceKind = "cuda" if "cuda" in machine.devices else "cpu"
     identity = identify(kind)

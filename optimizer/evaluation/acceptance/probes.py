@@ -443,7 +443,6 @@ def _figure(probe: Probe, measured: Measured) -> str:
 
 
 def measured_text(value: Value, low: float | None, high: float | None, unit: str) -> str:
-    """A value with its interval."""
     text = quantity(value, unit)
     if isinstance(value, str) or low is None or high is None or low == high:
         return text

@@ -74,7 +74,6 @@ class ProbedTool:
 
     @cached_property
     def chain(self) -> CommandToolchain:
-        """The command toolchain."""
         return CommandToolchain(self.language, self.template)
 
     def insert_all(self, host: Host, place: int, statements: Sequence[str]) -> dict[str, Tried]:

@@ -120,7 +120,6 @@ class PreparedCase(OpenCase):
 
     @property
     def name(self) -> str:
-        """The case's name."""
         return self.case.name
 
     @cached_property
@@ -135,7 +134,6 @@ class PreparedCase(OpenCase):
         return bool(seed & UNEVEN) and (narrow or self.problem.policy.precision == "relaxed")
 
     def values(self, seed: int) -> CaseValues:
-        """The values of a seed."""
         values = self._values_of.get(seed)
         if values is None:
             drawn = self.drawn_in_place(seed)
@@ -553,7 +551,6 @@ class PreparedProblem:
         return self._dependences[case.name]
 
     def drawn_seeds(self) -> list[int]:
-        """Seeds for one candidate."""
         if not self._settings.defences.random_seeds:
             return list(range(self._settings.seeds))
         if self._settings.seeds < 2 or not self._settings.defences.uneven_values:

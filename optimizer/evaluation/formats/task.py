@@ -77,7 +77,6 @@ def converted(
 
 
 def timings_of(evaluation: Evaluation) -> Mapping[str, CaseTiming]:
-    """The measured times by case."""
     return {t.case: t for t in evaluation.timings if t.candidate_us is not None}
 
 
@@ -174,7 +173,6 @@ def parsed_with(names: Collection[str], name: str, text: str, expected: str) -> 
 
 
 def defined_names(tree: ast.Module) -> set[str]:
-    """Names that a module defines or assigns."""
     names = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     for node in tree.body:
         if isinstance(node, ast.Assign):

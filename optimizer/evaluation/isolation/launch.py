@@ -229,7 +229,6 @@ class ForkServer:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
         if self._process is not None:
             return self._process.poll() is not None
         readable, _, _ = select.select([self._wire], [], [], 0)

@@ -566,7 +566,6 @@ class OpenCase:
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs of the signature."""
         return self.signature.of("output")
 
     @property

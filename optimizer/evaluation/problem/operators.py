@@ -63,7 +63,6 @@ class ReferenceCost(NamedTuple):
 
 
 def reference_cost(run: Callable[[], Any]) -> ReferenceCost:
-    """The cost of a run."""
     counter = _Flops()
     with counter:
         run()

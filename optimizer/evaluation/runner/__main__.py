@@ -19,7 +19,6 @@ ROOT = str(Path(__file__).resolve().parents[3])
 
 
 def run(meeting: list[str], nonce: str, device: str, threads: str) -> None:
-    """One runner."""
     sock, tokens = map(_descriptor, meeting)
     from optimizer.evaluation.runner.serve import settle_torch
 

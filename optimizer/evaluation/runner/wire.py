@@ -104,7 +104,6 @@ class Wire:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Close the socket."""
         self._sock.close()
 
 
@@ -132,10 +131,8 @@ def seed_of_weights(seed: int) -> int:
 
 
 def seed_in(token: bytes) -> int:
-    """The seed in a token."""
     return int.from_bytes(token[1 : 1 + DRAW_BYTES], "little")
 
 
 def draw_in(token: bytes) -> bytes:
-    """The draw in a token."""
     return token[1 + DRAW_BYTES :]

@@ -91,7 +91,6 @@ class Nvcc(LibraryToolchain):
         return Availability(True)
 
     def version(self) -> str:
-        """The version of nvcc."""
         return _version(self._nvcc) if self._nvcc else "nvcc is not installed"
 
     def build(

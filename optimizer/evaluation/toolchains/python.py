@@ -101,7 +101,6 @@ class TorchPython:
         return Availability(True)
 
     def version(self) -> str:
-        """The versions of torch, Triton and Python."""
         return f"{versions()}, python {sys.version_info.major}.{sys.version_info.minor}"
 
     def compile(
@@ -264,7 +263,6 @@ class TritonAmd(_Triton):
         )
 
     def version(self) -> str:
-        """The versions of Triton and torch."""
         return versions()
 
     def chip(self, target: EvaluationTarget) -> TritonTarget:

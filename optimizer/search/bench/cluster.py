@@ -274,7 +274,6 @@ class _OnNodes:
         return Availability(True)
 
     def version(self) -> str:
-        """The version on the nodes of the run."""
         return self.named.partition(" ")[2]
 
     def compile(
@@ -284,7 +283,6 @@ class _OnNodes:
         workdir: Path,
         cases: tuple[CompileCase, ...],
     ) -> Compiled:
-        """Compile on a node."""
         assert self.nodes is not None
         return self.nodes.compile(bundle, cases)
 

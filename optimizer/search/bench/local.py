@@ -105,7 +105,6 @@ class ProblemBench:
 
 
 def reference_bundle(opened: OpenCase) -> Bundle:
-    """The reference of a case as a bundle."""
     files = {"reference.py": opened.source}
     return Bundle(files, "reference.py", "torch", "Model", {}, "external")
 

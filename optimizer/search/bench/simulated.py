@@ -135,7 +135,6 @@ class SimulatedBench(ProblemBench):
         return {timing.case: timing for timing in evaluation.timings} if evaluation.correct else {}
 
     def _compared(self, evaluation: Evaluation, baseline: Mapping[str, CaseTiming]) -> Evaluation:
-        """The evaluation with ratios to the baseline."""
         if not evaluation.correct or not evaluation.timings:
             return evaluation
         timings = tuple(_ratio(timing, baseline.get(timing.case)) for timing in evaluation.timings)

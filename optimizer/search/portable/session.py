@@ -90,7 +90,6 @@ class Lines:
     def asking(self, asking: ModelCall) -> None: ...
 
     def log(self, message: str) -> None:
-        """Print a message."""
         print(f"{self._name}: {message}", flush=True)
 
 

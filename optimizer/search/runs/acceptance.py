@@ -75,7 +75,6 @@ class _Progress:
         """Nothing: a line for each candidate suffices."""
 
     def log(self, message: str) -> None:
-        """Pass a message on."""
         self.write(f"{self.problem}: {message}")
 
 

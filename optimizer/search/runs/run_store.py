@@ -416,7 +416,6 @@ def check_same_problem(run: RunRow, problem: Problem) -> None:
 
 
 def summary_of(run: RunRow) -> Json:
-    """The row of a run in a list."""
     return summary_of_shown(shown_run(run))
 
 

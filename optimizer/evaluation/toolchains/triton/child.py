@@ -69,7 +69,6 @@ class EventLog:
         self._folder.mkdir()
 
     def write(self, **event: Any) -> None:
-        """Add one event."""
         with (self._folder / "events").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, default=str) + "\n")
 
@@ -371,7 +370,6 @@ class CompileOnly:
         self.utils = SimpleNamespace(get_device_properties=lambda device: facts)
 
     def get_current_target(self) -> Any:
-        """The target."""
         return self._target
 
     def get_current_device(self) -> int:
@@ -382,7 +380,6 @@ class CompileOnly:
         """Does nothing: there is one device."""
 
     def get_current_stream(self, device: int = 0) -> int:
-        """The default stream."""
         return 0
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:

@@ -590,7 +590,6 @@ class _BoundSample:
         return f"as near to it as the limits allow, {', '.join(changed)}."
 
     def marked(self, proposal: Proposal, change: str, moves: Sequence[str] = ()) -> Proposal:
-        """A proposal of the recipe as a proposal of the sample."""
         return replace(
             proposal,
             synthesizer=SAMPLE,

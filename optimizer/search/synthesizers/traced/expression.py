@@ -127,7 +127,6 @@ def forget() -> None:
 
 
 def renamed(of: ElementExpression, names: Mapping[str, str]) -> ElementExpression:
-    """The expression with buffers renamed."""
     return _renamed(of, names, {}) if names else of
 
 
@@ -154,7 +153,6 @@ def literal(value: float | int | bool, dtype: str) -> ElementExpression:
 
 
 def load(buffer: str, indices: tuple[Index, ...], dtype: str) -> ElementExpression:
-    """An element of a buffer."""
     return _made(ElementExpression("load", computed_in(dtype), indices=indices, value=buffer))
 
 
@@ -164,7 +162,6 @@ def counted(index: Index) -> ElementExpression:
 
 
 def cast(of: ElementExpression, dtype: str) -> ElementExpression:
-    """The expression in another dtype."""
     dtype = computed_in(dtype)
     if of.dtype == dtype:
         return of
@@ -251,7 +248,6 @@ class Buffer:
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
         return prod(self.shape)
 
 

@@ -215,7 +215,6 @@ def _bounds_of_atom(atom: Atom) -> tuple[int, int]:
 
 
 def variables_of_atom(atom: Atom) -> frozenset[Var]:
-    """The loop variables in an atom."""
     if isinstance(atom, Var):
         return frozenset([atom])
     if isinstance(atom, Read):

@@ -75,7 +75,6 @@ class Axes:
 
     @property
     def row(self) -> Index:
-        """The number of a row."""
         return flattened((axis(self.p), axis(self.q)), (self.outer, self.inner))
 
     @property
@@ -200,7 +199,6 @@ def every_load(of: ElementExpression) -> list[ElementExpression]:
 
 
 def expressions_in(place: Index) -> Iterable[ElementExpression]:
-    """The expressions that an index reads."""
     for atom, _ in place.terms:
         if isinstance(atom, Read):
             yield atom.value
@@ -477,7 +475,6 @@ def _reads_own_position(parts: Sequence[PlacedStage]) -> bool:
 
 
 def place_of(element: ElementExpression, buffer: Buffer) -> Index:
-    """The position of an element in its buffer."""
     return rejoined(flattened(element.indices, buffer.shape))
 
 

@@ -58,7 +58,6 @@ class Value:
     known: dict[Places, ElementExpression] = field(default_factory=dict)
 
     def at(self, places: Places) -> ElementExpression:
-        """The element at these indices."""
         if places not in self.known:
             self.known[places] = cast(self.function(places), self.dtype)
         return self.known[places]
@@ -92,7 +91,6 @@ class OperatorCall:
         return self.lowering.plain(args[place] if place < len(args) else kwargs.get(name, default))
 
     def result(self, at: Callable[[Places], ElementExpression]) -> Value:
-        """The result, by its elements."""
         return Value(self.shape, self.dtype, at)
 
 
@@ -407,7 +405,6 @@ def _functional(node: fx.Node) -> str:
 
 
 def buffer_value(buffer: Buffer) -> Value:
-    """A buffer as a value."""
     return Value(buffer.shape, buffer.dtype, lambda p: load(buffer.name, p, buffer.dtype))
 
 

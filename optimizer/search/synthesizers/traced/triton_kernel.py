@@ -75,7 +75,6 @@ def power_of_two(least: int) -> int:
 
 
 def tile_of(launch: KernelLaunch, values: Mapping[str, Value]) -> Tile:
-    """The tile for these choices."""
     axes = launch.axes
     block, row_block = int(values["block"]), int(values["row_block"])
     per_warp, resident = int(values["warp_elements"]), int(values["resident"])
@@ -626,7 +625,6 @@ class WalkingKernel(TritonKernel):
     followers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def written(self) -> KernelText:
-        """The kernel."""
         self.shared = shared_passes(self.launch)
         self.followers = self.shared.followers
         self._axes()

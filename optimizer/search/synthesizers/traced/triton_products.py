@@ -76,7 +76,6 @@ class Window:
 
     @property
     def padded_channels(self) -> int:
-        """The number of channels, padded."""
         return self.channels + -self.channels % self.step
 
 

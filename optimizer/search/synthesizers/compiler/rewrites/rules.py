@@ -126,7 +126,6 @@ class _CallWriter:
         )
 
     def layer(self, like: Layer, x: Node, weight: Node, bias: Node | None) -> None:
-        """Replace the node by the layer with other weights."""
         node = self.call(like.function, x, weight, bias, *like.settings, like=self._before)
         self._before.replace_all_uses_with(node)
 
