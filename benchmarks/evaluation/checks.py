@@ -81,7 +81,6 @@ def in_a_loop(problem: Problem, case: Case, device: str) -> float:
             init_args=opened.init_args,
             inputs=[value.to(device) for value in opened.inputs(0)],
             state={name: value.to(device) for name, value in opened.state(0).items()},
-            seed=0,
             dtype=case.dtype,
             device=device,
         ).call

@@ -236,7 +236,6 @@ class LoadedKernel:
         limits: Mapping[str, int],
         flush_bytes: int,
         seconds: float,
-        seed: int = 0,
         cache: Path | None = None,
     ) -> dict[str, Any]:
         """Set the kernel up in the runner, within `seconds`. Returns the runner's reply: notes and
@@ -253,7 +252,6 @@ class LoadedKernel:
             "path": str(loader.path),
             "entry": loader.entry,
             **self._case.calling_convention(),
-            "seed": seed,
             "fresh": [bank is not None for bank in self._sent(self._values.banks)],
             "arrays": [[placements_json(a.placements), a.size] for a in arrays],
             "scratch": str(self._runner.scratch),

@@ -45,7 +45,6 @@ def kernel_call(job: dict[str, Any]) -> Call:
             init_args=init_arguments(job),
             inputs=inputs,
             state=state,
-            seed=0,
             dtype=job["dtype"],
             device=device,
             gradients=job["gradients"],

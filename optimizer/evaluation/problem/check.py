@@ -67,10 +67,10 @@ def check_case(case: OpenCase, device: str = "cpu") -> list[CaseFault]:
     return [*_train_mode(case), *_faults(case, device)]
 
 
-def distrust(problem: Problem, device: str = "cpu", seconds: float = DISTRUST_SECONDS) -> list[str]:
+def distrust(problem: Problem, device: str = "cpu") -> list[str]:
     """What a search should say before it begins, a sentence for each fault but those of size. Cases
-    above DISTRUST_BYTES, and those that are not reached within `seconds`, are not run."""
-    until, said = time.monotonic() + seconds, dict[str, None]()
+    above DISTRUST_BYTES, and those that are not reached within DISTRUST_SECONDS, are not run."""
+    until, said = time.monotonic() + DISTRUST_SECONDS, dict[str, None]()
     for case in problem.searched:
         if not case.fits(device) or time.monotonic() > until:
             continue

@@ -286,10 +286,9 @@ class Runner:
         return module_kernel(
             path,
             entry,
-            init_args=init_arguments(message, message["seed"]),
+            init_args=init_arguments(message),
             inputs=inputs,
             state=state,
-            seed=message["seed"],
             dtype=message["dtype"],
             device=self._device,
             gradients=message["gradients"],
