@@ -25,7 +25,7 @@ from api.web.pages import (
 )
 from kb.catalog.skills.reading import STATES, TIERS
 from kb.catalog.skills.shipped import EFFECTS
-from kb.errors import InvalidRequest, KernloreError
+from kb.errors import Conflict, InvalidRequest, KernloreError
 from retrieval.diagnose.signals import load_signals
 from skills.skill_library import ORDERS
 
@@ -155,9 +155,7 @@ def revise(name: str, request: Request, services: Parts, form: SentForm) -> Resp
     fields = {f: form.text(f) for f in ("actor", "reason", "description", "predicate", "body")}
     try:
         stored = carry_out(request, services, skills.revise_skill, name=name, **fields)
-    except KernloreError as error:
-        if error.status not in (400, 409):
-            raise
+    except (InvalidRequest, Conflict) as error:
         return _to_revise(name, request, services, error, fields)
     return see_other(request, f"/skills/{stored.name}")
 
@@ -171,9 +169,7 @@ def decide(name: str, request: Request, services: Parts, form: SentForm) -> Resp
     force = form.text("force") == "yes" and fields["state"] == "active"
     try:
         carry_out(request, services, skills.change_skill, name=name, force=force, **fields)
-    except KernloreError as error:
-        if error.status not in (400, 409):
-            raise
+    except (InvalidRequest, Conflict) as error:
         return _shown(name, request, services, error, fields)
     return see_other(request, f"/skills/{name}#history")
 
@@ -186,9 +182,7 @@ def narrow(name: str, request: Request, services: Parts, form: SentForm) -> Resp
     try:
         given |= {key: _number(given[key]) for key in ("below", "at_least") if key in given}
         carry_out(request, services, skills.narrow_skill, name=name, **given)
-    except KernloreError as error:
-        if error.status not in (400, 409):
-            raise
+    except (InvalidRequest, Conflict) as error:
         return _shown(name, request, services, error, fields)
     return see_other(request, f"/skills/{name}#history")
 
@@ -206,8 +200,6 @@ def merge(name: str, request: Request, services: Parts, form: SentForm) -> Respo
     fields = {f: form.text(f) for f in ("actor", "reason", "into")}
     try:
         carry_out(request, services, skills.merge_skill, name=name, **fields)
-    except KernloreError as error:
-        if error.status not in (400, 409):
-            raise
+    except (InvalidRequest, Conflict) as error:
         return _shown(name, request, services, error, fields)
     return see_other(request, f"/skills/{fields['into']}#history")

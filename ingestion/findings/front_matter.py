@@ -44,12 +44,17 @@ def stated_validities(
 ) -> list[StatedValidity]:
     """What a document with these headings states under `validity`, for itself or for a section.
     Raises InvalidKnowledge for an entry that cannot be used."""
-    listed = front_matter.get("validity") or []
+    listed = _listed(front_matter, "validity")
+    return [_validity(entry, number, headings) for number, entry in enumerate(listed)]
+
+
+def _listed(front_matter: Mapping[str, Any], key: str) -> list[Any]:
+    listed = front_matter.get(key) or []
     if not isinstance(listed, list):
         raise InvalidKnowledge(
-            "front matter `validity` is not a list", hint="See hw_manuals/FORMAT.md."
+            f"front matter `{key}` is not a list", hint="See hw_manuals/FORMAT.md."
         )
-    return [_validity(entry, number, headings) for number, entry in enumerate(listed)]
+    return listed
 
 
 def validities_of(front_matter: Mapping[str, Any], content: VersionContent) -> list[StatedValidity]:
@@ -114,12 +119,7 @@ def _validity(entry: Any, number: int, headings: Sequence[str]) -> StatedValidit
 
 def moves_of(front_matter: Mapping[str, Any]) -> list[DocumentMove]:
     """The moves of a document. Raises InvalidKnowledge for one that cannot be used."""
-    listed = front_matter.get("moves") or []
-    if not isinstance(listed, list):
-        raise InvalidKnowledge(
-            "front matter `moves` is not a list", hint="See hw_manuals/FORMAT.md."
-        )
-    return [_move(entry, number) for number, entry in enumerate(listed)]
+    return [_move(entry, number) for number, entry in enumerate(_listed(front_matter, "moves"))]
 
 
 def _move(entry: Any, number: int) -> DocumentMove:

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -205,13 +205,9 @@ def _gpp(
     path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
     del specs
-    compiler = place.which("g++")
-    if compiler is None:
-        return _Result("not checked", "", detail="g++ is not installed")
     march = [f"-march={sample.arch}"] if sample.arch else []
-    command = [compiler, *GPP, *march, *sample.flags, "-o", "sample.so", str(path)]
-    tool = _banner(compiler, place.toolchain).split("\n")[0]
-    return _command(tool, sample.arch or "any", command, place)
+    options = [*GPP, *march, *sample.flags, "-o", "sample.so", str(path)]
+    return _compiled("g++", sample.arch or "any", options, place)
 
 
 def _clang(
@@ -219,24 +215,26 @@ def _clang(
 ) -> _Result:
     """Compile to object code for the processor in `arch`, without a library."""
     del specs
-    compiler = place.which("clang++")
-    if compiler is None:
-        return _Result("not checked", "", detail="clang++ is not installed")
     options = ["-O3", "-std=c++17", "-ffreestanding", "-fopenmp", "-c", *sample.flags]
-    command = [compiler, f"--target={sample.arch}", *options, "-o", "sample.o", str(path)]
-    tool = _banner(compiler, place.toolchain).split("\n")[0]
-    return _command(tool, sample.arch, command, place)
+    options = [f"--target={sample.arch}", *options, "-o", "sample.o", str(path)]
+    return _compiled("clang++", sample.arch, options, place)
 
 
 def _hipcc(
     path: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec], place: ToolPlace
 ) -> _Result:
-    compiler, arch = place.which("hipcc"), _arch(sample, specs)
-    if compiler is None:
-        return _Result("not checked", "", detail="hipcc is not installed")
+    arch = _arch(sample, specs)
     options = ["--genco", "-O3", f"--offload-arch={arch}", *sample.flags]
-    command = [compiler, *options, "-o", "sample.hsaco", str(path)]
-    return _command(_banner(compiler, place.toolchain).split("\n")[0], arch, command, place)
+    return _compiled("hipcc", arch, [*options, "-o", "sample.hsaco", str(path)], place)
+
+
+def _compiled(name: str, target: str, options: Sequence[str], place: ToolPlace) -> _Result:
+    """The result of a compiler that names its version in the first line of its banner."""
+    compiler = place.which(name)
+    if compiler is None:
+        return _Result("not checked", "", detail=f"{name} is not installed")
+    tool = _banner(compiler, place.toolchain).split("\n")[0]
+    return _command(tool, target, [compiler, *options], place)
 
 
 def _own_toolchain(

@@ -557,30 +557,21 @@ def _drafts_or_error(
     drafts: int,
     listener: Listener,
 ) -> tuple[Drafted, str]:
-    """As `_drafts`; an error becomes a reason, so that the drafts of other runs are written."""
+    """A run with its next candidates, and the reason if they are fewer than `drafts`. An error
+    becomes a reason, so that the drafts of other runs are written."""
     try:
-        return _drafts(base, run, target, models, drafts, listener)
+        problem = load_problem(Path(run.problem))
+        knowledge = ServiceKnowledge(base)
+        nodes, why = draft_candidates(
+            base, run, problem, target, models, drafts, listener, knowledge
+        )
+        return Drafted(problem, run, nodes), why
     except KernloreError as error:
         why = f"{error.message}. {error.hint}"
     except Exception as error:  # of the problem file: it ends this run only
         log.exception("no candidate was proposed", run=run.id, problem=run.problem)
         why = f"{type(error).__name__}: {error}"
     return Drafted(load_problem(Path(run.problem)), run, ()), why
-
-
-def _drafts(
-    base: KnowledgeBase,
-    run: RunRow,
-    target: dict[str, Any],
-    models: ModelOptions,
-    drafts: int,
-    listener: Listener,
-) -> tuple[Drafted, str]:
-    """A run with its next candidates, and the reason if they are fewer than `drafts`."""
-    problem = load_problem(Path(run.problem))
-    knowledge = ServiceKnowledge(base)
-    nodes, why = draft_candidates(base, run, problem, target, models, drafts, listener, knowledge)
-    return Drafted(problem, run, nodes), why
 
 
 def draft_candidates(

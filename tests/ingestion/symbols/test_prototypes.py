@@ -121,12 +121,20 @@ def test_function_with_memory_arguments_is_a_sample() -> None:
     assert len(_kernels(named)) == 1
 
 
-def test_functions_that_an_example_declares_and_calls_have_no_card() -> None:
-    example = LISTING + (
+@pytest.mark.parametrize(
+    "example",
+    [
         '\n```c\n  void f_private();\n  void setup() __arm_out("za");\n\n'
-        "  void test() {\n    setup();      // active after this call\n    f_private();\n  }\n```\n"
-    )
-    assert set(_cards(example, "m.md")) == {"svout_za32_f32_m", "svout_za32_m"}
+        "  void test() {\n    setup();      // active after this call\n    f_private();\n  }\n"
+        "```\n",
+        # In other examples either.
+        "\n```c\n  void callee(void);\n\n  void code() { run = callee; }\n```\n"
+        "\n```c\n  void callee(void);\n  int other(void) { return 0; }\n```\n"
+        "\n```c\n  vec f2();           // OK, only a declaration\n  vec f3() { return 0; }\n```\n",
+    ],
+)
+def test_functions_that_an_example_declares_have_no_card(example: str) -> None:
+    assert set(_cards(LISTING + example, "m.md")) == {"svout_za32_f32_m", "svout_za32_m"}
 
 
 @pytest.mark.parametrize(
@@ -151,15 +159,6 @@ def test_fields_of_a_word_have_no_card() -> None:
     table += "| 3-5 | `dst_format` | format of the result |\n| 6 | `lscale` | scale |\n"
     assert _cards(table.format("**Bit range**"), "m.md") == {}
     assert "src_format" in _cards(table.format("Group"), "m.md")
-
-
-def test_functions_of_an_example_have_no_card_in_other_examples_either() -> None:
-    example = LISTING + (
-        "\n```c\n  void callee(void);\n\n  void code() { run = callee; }\n```\n"
-        "\n```c\n  void callee(void);\n  int other(void) { return 0; }\n```\n"
-        "\n```c\n  vec f2();           // OK, only a declaration\n  vec f3() { return 0; }\n```\n"
-    )
-    assert set(_cards(example, "m.md")) == {"svout_za32_f32_m", "svout_za32_m"}
 
 
 def test_condition_above_a_group_of_declarations_holds_for_all_of_them() -> None:
