@@ -11,11 +11,10 @@
     rocm          rocprof, rocprofv3 and rocprof-compute
     linux_perf    perf stat, annotate and report
     lines         rows of profiles by line, and what an instruction does
-    accelerators  XProf: op profile; neuron-profile: summary as JSON
     proton        Triton's Proton
     torch_profile PyTorch's profiler: trace, events
     reader        recognises the kind from the text; reads pcm, nvidia-smi, rocm-smi, llvm-mca,
-                  OSACA and amounts in sentences
+                  OSACA, op profiles of XProf, neuron-profile and amounts in sentences
 
 Standard library only: the optimizer's collectors and portable sessions use it too.
 """

@@ -9,7 +9,7 @@ from retrieval.diagnose.given_profile import with_known_counters
 from retrieval.diagnose.metrics import normalise
 from retrieval.diagnose.signals import load_signals
 from retrieval.profiles import proton
-from retrieval.profiles.accelerators import read_neuron
+from retrieval.profiles.reader import read_neuron
 from retrieval.profiles.tables import read as read_table
 from retrieval.profiles.torch_profile import read_events, read_json
 from retrieval.request import RetrieveRequest
