@@ -20,7 +20,7 @@ from skills.skill_library import Revision, SkillLibrary
 from tests.skills.states import set_state
 from tests.skills.test_library import LEARNED, SHIPPED, import_skill, measure, stocked
 
-pytestmark = pytest.mark.slow(seconds=4)
+pytestmark = pytest.mark.slow(seconds=8)
 NAME = LEARNED.name
 REVISION = f"{NAME}-r2"
 ANN: Any = {"actor": "ann", "reason": "a better text"}
@@ -144,3 +144,75 @@ def test_restricted_caller_revises_only_own_skills(library: SkillLibrary, tmp_pa
     folder = write_skill(replace(LEARNED, body="Another step."), tmp_path / "other")
     with pytest.raises(Forbidden):
         library.import_folder(folder, actor="eve", access_scope=other)
+
+
+# -- imports: all problems are reported together, and imported skills can be revised
+
+
+@pytest.fixture
+def bare_library(catalog: Catalog) -> SkillLibrary:
+    return SkillLibrary(catalog)
+
+
+def test_retired_skill_is_revised_under_its_name(
+    bare_library: SkillLibrary, catalog: Catalog, tmp_path: Path
+) -> None:
+    import_skill(bare_library, tmp_path)
+    measure(catalog, LEARNED.name)
+    set_state(bare_library, LEARNED.name, "active", actor="ann", reason="measured")
+    set_state(bare_library, LEARNED.name, "retired", actor="ann", reason="to revise it")
+    folder = write_skill(replace(LEARNED, body="Another step."), tmp_path / "in")
+    imported = bare_library.import_folder(folder, actor="ann")
+    assert (imported.outcome, imported.state) == ("updated", "candidate")
+    detail = bare_library.show(LEARNED.name)
+    assert (detail.body, detail.summary.state) == ("Another step.", "candidate")
+    assert detail.summary.version == 2
+    with pytest.raises(Conflict, match="no measurement"):  # it belongs to the old text
+        set_state(bare_library, LEARNED.name, "active", actor="ann", reason="measured")
+
+
+def test_quarantined_skill_cannot_be_revised(bare_library: SkillLibrary, tmp_path: Path) -> None:
+    import_skill(bare_library, tmp_path)
+    set_state(bare_library, LEARNED.name, "quarantined", actor="ann", reason="wrong")
+    with pytest.raises(Conflict) as error:
+        import_skill(bare_library, tmp_path, replace(LEARNED, body="Another step."))
+    assert f"kernlore skills restore {LEARNED.name}" in error.value.hint
+
+
+def test_all_problems_of_a_file_are_reported_together(
+    bare_library: SkillLibrary, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bad-one"
+    folder.mkdir()
+    (folder / "SKILL.md").write_text(
+        "---\nname: bad-one\ndescription: Use when.\nmetadata:\n"
+        '  kb.hardware: "h1000,b200"\n  kb.signals: "memory_bund"\n'
+        '  kb.predicate: "signals.memory_bound and ("\n  kb.polrity: "use"\n---\nDo.\n',
+        encoding="utf-8",
+    )
+    with pytest.raises(InvalidKnowledge) as error:
+        bare_library.import_folder(folder, actor="ann")
+    found = {(problem["path"], problem["fix"]) for problem in error.value.details["problems"]}
+    paths = [path for path, _ in found]
+    assert sorted(paths) == [
+        "metadata.kb.hardware",
+        "metadata.kb.polrity",
+        "metadata.kb.predicate",
+        "metadata.kb.signals",
+    ]
+    assert ("metadata.kb.signals", "did you mean memory_bound?") in found
+    assert ("metadata.kb.hardware", "did you mean h100?") in found
+
+
+def test_two_unknown_ids_are_both_reported(bare_library: SkillLibrary, tmp_path: Path) -> None:
+    odd = replace(
+        LEARNED,
+        metadata={"kb.signals": "memory_bund", "kb.predicate": "signals.latency_bund"},
+        files={},
+    )
+    with pytest.raises(InvalidKnowledge) as error:
+        import_skill(bare_library, tmp_path, odd)
+    assert [p["path"] for p in error.value.details["problems"]] == [
+        "metadata.kb.signals",
+        "metadata.kb.predicate",
+    ]
