@@ -381,7 +381,7 @@ def lead_of(
         return None
 
     def block(largest: int) -> Block | None:
-        whole = section_block(snapshot, scope, passage.category, section, passage, largest)
+        whole = section_block(snapshot, scope, passage.category, (section,), passage, largest)
         fits = whole is not None and whole.tokens <= largest
         return whole if fits else _cut(passage, largest, query)
 

@@ -147,7 +147,7 @@ def section_blocks(
         if room is not None and _exceeds(room.tokens, group, largest):
             block, ids = None, {i for s in group for i in (s.id, *(p.id for p in s.passages))}
         else:
-            block = _group_block(snapshot, scope, kind, group, passage, largest) if group else None
+            block = section_block(snapshot, scope, kind, group, passage, largest) if group else None
             ids = {*block.sections, *block.passages} if block is not None else set()
         if ids and not excluded & ids:
             given.add(family[0].id)
@@ -286,18 +286,6 @@ def _families(
 
 
 def section_block(
-    snapshot: Snapshot,
-    scope: ScopeFilter,
-    kind: str,
-    section: WholeSection,
-    hit: Passage,
-    largest: int,
-) -> Block | None:
-    """A section as a block of at most `largest` tokens, else the part around the hit."""
-    return _group_block(snapshot, scope, kind, (section,), hit, largest)
-
-
-def _group_block(
     snapshot: Snapshot,
     scope: ScopeFilter,
     kind: str,
