@@ -311,6 +311,13 @@ def store(data_dir: Path, make_store: Callable[[Path], Store]) -> Store:
     return make_store(data_dir)
 
 
+@pytest.fixture
+def chroma(store: Store) -> Iterator[ChromaIndex]:
+    index = ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
+    yield index
+    index.close()
+
+
 @pytest.fixture(scope="module")
 def module_store(
     tmp_path_factory: pytest.TempPathFactory,

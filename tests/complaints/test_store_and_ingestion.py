@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +39,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "The persimmon unit of this chip issues two loads per clock."
 MANUAL = f"# Chip manual\n\n## Loads\n\n{SENTENCE}\n\n## Stores\n\nStores take four clocks.\n"
-
-
-@pytest.fixture
-def chroma(store: Store) -> Iterator[ChromaIndex]:
-    index = ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
-    yield index
-    index.close()
 
 
 def test_01_deleted_document_is_not_answered(store: Store, chroma: ChromaIndex) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,13 +50,6 @@ def fill(store: Store, name: str, hardware: tuple[str, ...], texts: list[str]) -
         versions.activate(connection, [(version, content)])
     embed(store)
     return submitted.document_id
-
-
-@pytest.fixture
-def chroma(store: Store) -> Iterator[ChromaIndex]:
-    index = ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
-    yield index
-    index.close()
 
 
 @pytest.fixture

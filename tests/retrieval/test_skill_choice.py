@@ -10,7 +10,7 @@ import pytest
 from kb.catalog import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills.evidence import RateInterval, wilson
-from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillHead, SkillScopes
+from kb.catalog.skills.reading import SkillDraft, SkillHead, SkillScopes
 from kb.catalog.skills.writing import add_evidence, record_toolchain, set_state, store_skill
 from kb.hardware.schema import parse_hardware
 from kb.ids import SkillId
@@ -19,6 +19,7 @@ from retrieval.answer import traits_of
 from retrieval.compose.skill_choice import SkillSelection, choose_skills, evidence_part
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.knowledge import Knowledge
+from tests.kb.catalog.stored_skills import ablation
 from tests.retrieval.test_tree import snapshots_of
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -69,21 +70,8 @@ def put(catalog: Catalog, name: str, **given: Any) -> None:
 
 def measure(catalog: Catalog, name: str, toolchain: str | None = None, low: float = 1.1) -> None:
     with catalog.write() as connection:
-        add_evidence(
-            connection,
-            name,
-            EvidenceRow(
-                kind="ablation",
-                hardware_id="h100",
-                n=12,
-                speedup=low + 0.1,
-                speedup_low=low,
-                speedup_high=low + 0.2,
-                toolchain_id=toolchain,
-            ),
-            actor="ann",
-            reason="test",
-        )
+        row = ablation(low, toolchain_id=toolchain)
+        add_evidence(connection, name, row, actor="ann", reason="test")
 
 
 def known(catalog: Catalog) -> Knowledge:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb.catalog import Catalog
-from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillScopes
+from kb.catalog.skills.reading import SkillDraft, SkillScopes
 from kb.catalog.skills.writing import add_evidence, set_state, store_skill
 from kb.ids import new_id
 from kb.scope import ANY, ScopeFilter
@@ -17,6 +17,7 @@ from retrieval.knowledge_base import Journal
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.store import SnapshotStore
 from skills.lifecycle import observe
+from tests.kb.catalog.stored_skills import ablation
 
 NOISE = 0.05  # standard deviation of the gain of a use, as a share
 OPS, DTYPES, LENGTHS = ("softmax", "matmul"), ("float32", "bfloat16"), (256, 8192)
@@ -41,21 +42,8 @@ def learned(
     gain = 1.2 if polarity == "use" else 0.8
     with catalog.write() as connection:
         store_skill(connection, draft, state="candidate", actor="curator", reason="drafted")
-        add_evidence(
-            connection,
-            name,
-            EvidenceRow(
-                kind="ablation",
-                hardware_id="h100",
-                n=12,
-                speedup=gain,
-                speedup_low=gain - 0.1,
-                speedup_high=gain + 0.1,
-                toolchain_id="cpp g++ 13.2",
-            ),
-            actor="curator",
-            reason="held-out shapes",
-        )
+        row = ablation(gain - 0.1, toolchain_id="cpp g++ 13.2")
+        add_evidence(connection, name, row, actor="curator", reason="held-out shapes")
         set_state(connection, name, "active", actor="curator", reason="measured")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from kb.catalog import Catalog
 from kb.catalog.skills.reading import (
-    EvidenceRow,
     SkillDraft,
     SkillEvent,
     SkillScopes,
@@ -23,6 +22,7 @@ from kb.catalog.skills.writing import add_evidence, store_skill
 from kb.errors import Conflict, InvalidRequest
 from skills import lifecycle
 from skills.lifecycle import Wanted, change_state
+from tests.kb.catalog.stored_skills import ablation
 from tests.skills.curator import planted
 from tests.skills.curator.planted import distil
 
@@ -57,21 +57,8 @@ def put(catalog: Catalog, name: str, tier: SkillTier = "learned") -> None:
 
 def measure(catalog: Catalog, name: str, toolchain: str = OLD, hardware: str = "h100") -> None:
     with catalog.write() as connection:
-        add_evidence(
-            connection,
-            name,
-            EvidenceRow(
-                kind="ablation",
-                hardware_id=hardware,
-                n=8,
-                speedup=1.2,
-                speedup_low=1.1,
-                speedup_high=1.3,
-                toolchain_id=toolchain,
-            ),
-            actor="curator",
-            reason="held-out shapes",
-        )
+        row = ablation(1.1, hardware, n=8, toolchain_id=toolchain)
+        add_evidence(connection, name, row, actor="curator", reason="held-out shapes")
 
 
 def state(catalog: Catalog, name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from kb.catalog.skills.reading import SkillDraft, SkillScopes, SkillState
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillScopes, SkillState
 from kb.catalog.skills.writing import store_skill
 
 SCOPES = SkillScopes(
@@ -37,3 +37,16 @@ def put(connection: Connection, *drafts: SkillDraft) -> None:
 
 def named(name: str, **changes: object) -> SkillDraft:
     return replace(DRAFT, **{"name": name, "content_sha256": name, **changes})  # type: ignore[arg-type]
+
+
+def ablation(low: float, hardware: str = "h100", **fields: object) -> EvidenceRow:
+    """A trial without the skill, whose interval begins at `low` and is 0.2 wide."""
+    row = EvidenceRow(
+        kind="ablation",
+        hardware_id=hardware,
+        n=12,
+        speedup=low + 0.1,
+        speedup_low=low,
+        speedup_high=low + 0.2,
+    )
+    return replace(row, **fields)  # type: ignore[arg-type]

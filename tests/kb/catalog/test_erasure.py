@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,13 +23,6 @@ CODE = f"void {WORD}_copy(float* to, const float* from);"
 TABLE = f"| Property | Value |\n| --- | --- |\n| {WORD} bandwidth | 3.35 TB/s |\n"
 MANUAL = f"# Manual\n\n## The {WORD} loads\n\n{SENTENCE}.\n\n```cpp\n{CODE}\n```\n\n{TABLE}"
 KEPT = "# Other\n\n## Stores\n\nStores of the quince unit take four clocks.\n"
-
-
-@pytest.fixture
-def chroma(store: Store) -> Iterator[ChromaIndex]:
-    index = ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma")
-    yield index
-    index.close()
 
 
 @pytest.mark.embedded
