@@ -12,7 +12,7 @@ import pytest
 
 from api.cli.commands.optimize import target_of
 from api.services import Services, open_services
-from kb.catalog.skills.reading import EvidenceRow, SkillEvent, SkillLift, SkillRow, list_skills
+from kb.catalog.skills.reading import SkillEvent, SkillLift, SkillRow, list_skills
 from kb.catalog.skills.writing import add_evidence, uses_of
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.table_reader import Problems
@@ -49,6 +49,7 @@ from skills.lifecycle import change_state
 from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from skills.trials.verification import Verifier, waiting
 from skills.uses import lift_interval, lift_report
+from tests.kb.catalog.stored_skills import ablation
 from tests.shared import FINISHED_CANDIDATES, finished_run, place_models
 from tests.skills.curator import planted
 from tests.skills.curator.planted import distil
@@ -348,20 +349,8 @@ def test_trials_run_on_given_problems(services: Services, tmp_path: Path) -> Non
 
 def measured_and_active(services: Services, name: str) -> SkillEvent:
     with services.catalog.write() as connection:
-        add_evidence(
-            connection,
-            name,
-            EvidenceRow(
-                kind="ablation",
-                hardware_id="x86-64",
-                n=6,
-                speedup=1.5,
-                speedup_low=1.4,
-                speedup_high=1.6,
-            ),
-            actor="ann",
-            reason="a test",
-        )
+        row = ablation(1.4, "x86-64", n=6)
+        add_evidence(connection, name, row, actor="ann", reason="a test")
     return change_state(services.catalog, name, "active", actor="ann", reason="it was measured")
 
 

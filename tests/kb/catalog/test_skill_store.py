@@ -155,21 +155,8 @@ def test_evidence_is_stored_with_event(connection: Connection) -> None:
 
 def test_simulated_evidence_has_no_time(connection: Connection) -> None:
     put(connection, DRAFT)
-    add_evidence(
-        connection,
-        "widen-loads",
-        EvidenceRow(
-            kind="simulator",
-            hardware_id="mtia-v2i",
-            n=1,
-            speedup=3.0,
-            speedup_low=3.0,
-            speedup_high=3.0,
-            toolchain_id="sim 1",
-        ),
-        actor="curator",
-        reason="simulated",
-    )
+    sim = {"hardware_id": "mtia-v2i", "n": 1, "toolchain_id": "sim 1"}
+    figure(connection, "widen-loads", "simulator", 3.0, 3.0, **sim)
     skill = get_skill(connection, "widen-loads")
     assert trial_counts(connection, [skill.id]) == {}
     found = evidence_of(connection, skill.id)
@@ -185,21 +172,12 @@ def test_simulated_evidence_has_no_time(connection: Connection) -> None:
     assert evidence_lines(connection, [skill.id]) == {skill.id: line}
 
 
-def figure(connection: Connection, name: str, kind: EvidenceKind, low: float, high: float) -> None:
-    add_evidence(
-        connection,
-        name,
-        EvidenceRow(
-            kind=kind,
-            hardware_id="h100",
-            n=12,
-            speedup=(low * high) ** 0.5,
-            speedup_low=low,
-            speedup_high=high,
-        ),
-        actor="curator",
-        reason="test",
-    )
+def figure(
+    connection: Connection, name: str, kind: EvidenceKind, low: float, high: float, **fields: Any
+) -> None:
+    figures = {"speedup": (low * high) ** 0.5, "speedup_low": low, "speedup_high": high}
+    row = EvidenceRow(**{"kind": kind, "hardware_id": "h100", "n": 12, **figures, **fields})
+    add_evidence(connection, name, row, actor="curator", reason="test")
 
 
 def test_pairs_that_formed_skill_are_not_its_trials(connection: Connection) -> None:
@@ -246,21 +224,7 @@ def test_newest_trials_decide_whether_skill_is_confirmed(
 
 def test_skill_with_wrong_kernel_is_not_confirmed(connection: Connection) -> None:
     put(connection, DRAFT)
-    add_evidence(
-        connection,
-        "widen-loads",
-        EvidenceRow(
-            kind="ablation",
-            hardware_id="h100",
-            n=4,
-            speedup=1.5,
-            speedup_low=1.4,
-            speedup_high=1.6,
-            details={"wrong": 1},
-        ),
-        actor="c",
-        reason="r",
-    )
+    figure(connection, "widen-loads", "ablation", 1.4, 1.6, n=4, details={"wrong": 1})
     assert not is_measured(connection, get_skill(connection, "widen-loads"))
 
 

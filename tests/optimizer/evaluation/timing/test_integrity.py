@@ -17,6 +17,7 @@ from optimizer.evaluation.timing.measure import (
     hidden_ns,
     unreported_ns,
 )
+from tests.evaluations import timed_block
 
 CALLS = 20
 FLUSH_NS = 60_000  # for which the device is still busy when a call begins
@@ -31,19 +32,12 @@ def block(time_ns: int, wall_ns: int, seed: int, skipped: float = 0.0) -> TimedB
         times.append(seen + chance.randrange(500))
         walls.append(wall_ns + FLUSH_NS + chance.randrange(500))
     total = sum(walls)
-    return TimedBlock(
-        times=tuple(times),
+    return timed_block(
+        tuple(times),
         walls=tuple(walls),
         spans=((CALLS, sum(times), 0),),
-        refresh_ns=0,
-        touch_ns=0,
         total_ns=total,
         wall_ns=total + 1_000_000,
-        waited_ns=0,
-        delayed_ns=0,
-        busy_ns=0,
-        threads=(1, 1),
-        patched=False,
     )
 
 
@@ -122,19 +116,12 @@ def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed:
     worked, wall, nearby = (
         CALLS * (value + chance.randrange(3_000)) for value in (worked_ns, wall_ns, beside_ns)
     )
-    return TimedBlock(
-        times=times,
-        walls=times,
+    return timed_block(
+        times,
         spans=((CALLS, sum(times), 0),),
-        refresh_ns=0,
-        touch_ns=0,
         total_ns=wall,
         wall_ns=wall,
-        waited_ns=0,
-        delayed_ns=0,
         busy_ns=worked,
-        threads=(1, 1),
-        patched=False,
         worked_ns=nearby,
     )
 
@@ -253,7 +240,7 @@ def test_few_blocks_and_gpus_are_not_charged() -> None:
 def timed_outside(reported_us: int, outer_us: int) -> TimedBlock:
     times = (1000 * reported_us,) * CALLS
     outer = (1000 * outer_us,) * (CALLS - 1) + (900_000_000,)  # the machine did other work
-    return TimedBlock(times=times, walls=times, outer=outer, **EMPTY)  # type: ignore[arg-type]
+    return timed_block(times, outer=outer)
 
 
 def test_time_seen_only_by_supervisor_is_charged() -> None:
@@ -267,26 +254,12 @@ def test_time_seen_only_by_supervisor_is_charged() -> None:
 
 # -- work of a GPU after a call (rows 44, 45 and 50)
 
-EMPTY = {
-    "spans": (),
-    "refresh_ns": 0,
-    "touch_ns": 0,
-    "total_ns": 0,
-    "wall_ns": 0,
-    "waited_ns": 0,
-    "delayed_ns": 0,
-    "busy_ns": 0,
-    "threads": (1, 1),
-    "patched": False,
-}
-
 
 def gpu_block(us: int, late_us: int, idle_us: int = 0) -> TimedBlock:
-    return TimedBlock(
-        times=(1000 * us,) * CALLS,
+    return timed_block(
+        (1000 * us,) * CALLS,
         walls=(1000 * (us + late_us),) * CALLS,
         idles=(1000 * idle_us,) * CALLS if idle_us else (),
-        **EMPTY,  # type: ignore[arg-type]
     )
 
 

@@ -27,6 +27,7 @@ from optimizer.evaluation.timing.measure import (
     measure,
 )
 from optimizer.evaluation.timing.statistics import independent_ratio
+from tests.evaluations import timed_block
 
 POLICY = TimingPolicy(block_ms=30.0, narrow=0.0, between=0.018, threads=0, quiet=0.05, walls=2.0)
 CALL_NS = 300_000
@@ -49,19 +50,12 @@ class BusySide(TimedSide):
             each = round(self.slower * each)
         times = (each,) * calls
         waited = sum(times) // 2 if pair in self.disturbed else 0
-        return TimedBlock(
-            times=times,
-            walls=times,
+        return timed_block(
+            times,
             spans=((calls, sum(times), waited),),
-            refresh_ns=0,
-            touch_ns=0,
             total_ns=sum(times),
             wall_ns=sum(times),
             waited_ns=waited,
-            delayed_ns=0,
-            busy_ns=0,
-            threads=(1, 1),
-            patched=False,
             others_ns=None if self.others_share is None else self.others_share * sum(times),
         )
 
@@ -193,19 +187,12 @@ class CostlySide(TimedSide):
     def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
         times = (SHORT_CALL_NS,) * calls
         self.lengths.append(calls)
-        return TimedBlock(
-            times=times,
-            walls=times,
+        return timed_block(
+            times,
             spans=((calls, sum(times), 0),),
             refresh_ns=BETWEEN_NS // 2 * calls,
-            touch_ns=0,
             total_ns=(SHORT_CALL_NS + BETWEEN_NS) * calls,
             wall_ns=self.fixed_ns + (SHORT_CALL_NS + BETWEEN_NS) * calls,
-            waited_ns=0,
-            delayed_ns=0,
-            busy_ns=0,
-            threads=(1, 1),
-            patched=False,
         )
 
 
