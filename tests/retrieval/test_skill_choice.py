@@ -19,7 +19,7 @@ from retrieval.answer import traits_of
 from retrieval.compose.skill_choice import SkillSelection, choose_skills, evidence_part
 from retrieval.request import RetrieveRequest
 from retrieval.snapshot.knowledge import Knowledge
-from tests.kb.catalog.stored_skills import ablation
+from tests.kb.catalog.stored_skills import ablation, put_curated
 from tests.retrieval.test_tree import snapshots_of
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -51,21 +51,7 @@ HEAD = SkillHead(
 
 def put(catalog: Catalog, name: str, **given: Any) -> None:
     scopes = SkillScopes(signals=("memory_bound",), **given.pop("scopes", {}))
-    draft = SkillDraft(
-        **{
-            "name": name,
-            "tier": "curated",
-            "transformation": name,
-            "description": f"Use {name} for {name}.",
-            "body": "Steps.",
-            "scopes": scopes,
-            "content_sha256": name,
-            "origin": "person",
-            **given,
-        }
-    )
-    with catalog.write() as connection:
-        store_skill(connection, draft, state="active", actor="ann", reason="test")
+    put_curated(catalog, name, scopes, **given)
 
 
 def measure(catalog: Catalog, name: str, toolchain: str | None = None, low: float = 1.1) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from kb.catalog import Catalog
 from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillScopes, SkillState
 from kb.catalog.skills.writing import store_skill
 
@@ -37,6 +38,15 @@ def put(connection: Connection, *drafts: SkillDraft) -> None:
 
 def named(name: str, **changes: object) -> SkillDraft:
     return replace(DRAFT, **{"name": name, "content_sha256": name, **changes})  # type: ignore[arg-type]
+
+
+def put_curated(catalog: Catalog, name: str, scopes: SkillScopes, **changes: object) -> None:
+    """Store a skill of a person, in use."""
+    own = {"tier": "curated", "origin": "person", "transformation": name, "body": f"Do {name}."}
+    own |= {"description": f"Use {name} for {name}.", "metadata": {}}
+    draft = named(name, scopes=scopes, **{**own, **changes})
+    with catalog.write() as connection:
+        store_skill(connection, draft, state="active", actor="ann", reason="test")
 
 
 def ablation(low: float, hardware: str = "h100", **fields: object) -> EvidenceRow:

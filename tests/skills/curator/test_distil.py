@@ -11,35 +11,21 @@ import numpy as np
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.skills.reading import SkillDraft, SkillScopes, get_skill
-from kb.catalog.skills.writing import store_skill
+from kb.catalog.skills.reading import SkillScopes, get_skill
 from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
 from skills.curator.distil import StoredVectors, parameter_roles, snapshot
 from skills.curator.pipeline import ALIKE_COSINE, TextSimilarity
 from skills.curator.records import LibrarySkill
 from skills.skill_library import SkillLibrary
+from tests.kb.catalog.stored_skills import put_curated
 from tests.skills.curator.planted import RECIPE, ROLES, VALUES, distil, step, trajectory, tuned
 
 SHIPPED = Path(__file__).parents[3] / "skills" / "library"
 
 
 def put(catalog: Catalog, name: str, *ops: str, **given: object) -> None:
-    draft = SkillDraft(
-        **{  # type: ignore[arg-type]
-            "name": name,
-            "tier": "curated",
-            "transformation": name,
-            "description": "Use when.",
-            "body": f"Do {name}.",
-            "scopes": SkillScopes(ops=ops),
-            "content_sha256": name,
-            "origin": "person",
-            **given,
-        }
-    )
-    with catalog.write() as connection:
-        store_skill(connection, draft, state="active", actor="ann", reason="test")
+    put_curated(catalog, name, SkillScopes(ops=ops), **given)
 
 
 def compared_skills(catalog: Catalog, **fields: Any) -> list[str]:
