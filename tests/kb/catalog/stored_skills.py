@@ -43,8 +43,8 @@ def named(name: str, **changes: object) -> SkillDraft:
 def put_curated(catalog: Catalog, name: str, scopes: SkillScopes, **changes: object) -> None:
     """Store a skill of a person, in use."""
     own = {"tier": "curated", "origin": "person", "transformation": name, "body": f"Do {name}."}
-    own |= {"description": f"Use {name} for {name}.", "metadata": {}}
-    draft = named(name, scopes=scopes, **{**own, **changes})
+    own["description"] = f"Use {name} for {name}."
+    draft = named(name, scopes=scopes, metadata={}, **{**own, **changes})
     with catalog.write() as connection:
         store_skill(connection, draft, state="active", actor="ann", reason="test")
 
