@@ -1,10 +1,7 @@
-"""An evaluation of a correct, measured kernel, and a timed block; tests replace their fields."""
+"""An evaluation of a correct, measured kernel; tests replace its fields."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.records import Evaluation
 
 RIGHT = Evaluation(
@@ -20,18 +17,3 @@ RIGHT = Evaluation(
     timing="measured",
     reached="diagnose",
 )
-
-
-def timed_block(times: tuple[int, ...], **fields: Any) -> TimedBlock:
-    """A block of calls that were neither delayed nor waited for, and nothing else was done."""
-    nothing = (
-        "refresh_ns",
-        "touch_ns",
-        "total_ns",
-        "wall_ns",
-        "waited_ns",
-        "delayed_ns",
-        "busy_ns",
-    )
-    known = {"walls": times, "spans": (), "threads": (1, 1), "patched": False}
-    return TimedBlock(times, **{**dict.fromkeys(nothing, 0), **known, **fields})

@@ -17,7 +17,7 @@ from optimizer.evaluation.timing.measure import (
     hidden_ns,
     unreported_ns,
 )
-from tests.evaluations import timed_block
+from tests.optimizer.evaluation.timing.timed_blocks import timed_block
 
 CALLS = 20
 FLUSH_NS = 60_000  # for which the device is still busy when a call begins

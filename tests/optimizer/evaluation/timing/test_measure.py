@@ -27,7 +27,7 @@ from optimizer.evaluation.timing.measure import (
     measure,
 )
 from optimizer.evaluation.timing.statistics import independent_ratio
-from tests.evaluations import timed_block
+from tests.optimizer.evaluation.timing.timed_blocks import timed_block
 
 POLICY = TimingPolicy(block_ms=30.0, narrow=0.0, between=0.018, threads=0, quiet=0.05, walls=2.0)
 CALL_NS = 300_000
