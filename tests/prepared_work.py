@@ -19,7 +19,7 @@ with Path(os.environ["IMPORTS"]).open("a", encoding="utf-8") as _trace:
 
 
 def work(arguments: Sequence[str]) -> int:
-    """By the first argument: print the state, exit in some way, or wait."""
+    """By the first argument: print the state, exit in some way, or wait, alone or with a child."""
     what, *rest = arguments
     if what == "say":
         state["changes"] += 1
@@ -39,6 +39,7 @@ def work(arguments: Sequence[str]) -> int:
     if what == "stay":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print(child.pid, flush=True)
+    if what in ("stay", "wait"):
         time.sleep(600)
     return 3 if what == "three" else 0
 

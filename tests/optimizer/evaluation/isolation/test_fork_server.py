@@ -134,6 +134,6 @@ def ended_at_once(pid: int) -> bool:
 
 def test_forks_end_with_their_starter(tmp_path: Path) -> None:
     own = Started(tmp_path)
-    process = own.start("stay")
+    process = own.start("wait")  # a child of the fork would stay until it ends by itself
     own.prepared.close()
     assert has_ended(process.pid)
