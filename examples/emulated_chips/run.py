@@ -6,15 +6,17 @@ executes.
 
 Writes the outputs and the report that the manifest names. The cost is the number of executed
 instructions of the kernel (on a VLIW chip: packets), without those of the harness; metrics are
-counts by the classes of `--classes`. Needs numpy, cc, and llvm-nm-19, llvm-readelf-19 and
-llvm-objdump-19.
+counts by the classes of `--classes`. Needs cc, llvm-nm-19, llvm-readelf-19 and llvm-objdump-19.
+Arrays are read and written without numpy, whose import takes a third of a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -23,12 +25,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy
 
 HERE = Path(__file__).resolve().parent
 # Exit statuses of harness.c.
@@ -97,17 +98,16 @@ def _why(code: int) -> str:
 def _input(tensors: Sequence[Mapping[str, Any]], folder: Path, order: str) -> Iterator[bytes]:
     yield struct.pack(f"{order}i", len(tensors))
     for tensor in tensors:
-        shape, dtype = tensor["shape"], numpy.dtype(tensor["stored"])
+        shape, stored = tensor["shape"], tensor["stored"]
         if len(shape) > MOST_DIMENSIONS:
             raise SystemExit(f"{tensor['name']} has {len(shape)} dimensions; at most 8")
-        elements = int(numpy.prod(shape)) if shape else 1
+        elements = math.prod(shape)
         padded = [*shape, *[1] * (MOST_DIMENSIONS - len(shape))]
         output = tensor["role"] == "output"
-        head = (output, len(shape), elements, elements * dtype.itemsize, *padded)
+        head = (output, len(shape), elements, elements * _item_bytes(stored), *padded)
         yield struct.pack(f"{order}12i", *head)
         if not output:
-            array = numpy.load(folder / tensor["file"])
-            yield numpy.ascontiguousarray(array, dtype.newbyteorder(order)).tobytes()
+            yield _reordered(_elements(folder / tensor["file"], stored), stored, order)
 
 
 def _write_outputs(
@@ -117,11 +117,65 @@ def _write_outputs(
     for tensor in tensors:
         if tensor["role"] != "output":
             continue
-        dtype = numpy.dtype(tensor["stored"])
-        elements = int(numpy.prod(tensor["shape"])) if tensor["shape"] else 1
-        array = numpy.frombuffer(data, dtype.newbyteorder(order), elements, at)
-        at += elements * dtype.itemsize
-        numpy.save(folder / tensor["file"], array.astype(dtype).reshape(tensor["shape"]))
+        stored = tensor["stored"]
+        end = at + math.prod(tensor["shape"]) * _item_bytes(stored)
+        if end > len(data):
+            raise SystemExit("the program did not write all of its outputs")
+        described = {
+            "descr": _descr(stored),
+            "fortran_order": False,
+            "shape": tuple(tensor["shape"]),
+        }
+        head = f"{described}".encode()
+        head += b" " * (-(len(NPY) + 2 + len(head) + 1) % 64) + b"\n"
+        written = _reordered(data[at:end], stored, order)
+        (folder / tensor["file"]).write_bytes(NPY + struct.pack("<H", len(head)) + head + written)
+        at = end
+
+
+# The start of a .npy file of version 1.0; the length and the text of its header follow.
+# https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+NPY = b"\x93NUMPY\x01\x00"
+_DTYPE = re.compile(r"(bool|u?int|float|complex)(\d*)")
+_KINDS = {"bool": "b", "int": "i", "uint": "u", "float": "f", "complex": "c"}
+_WORDS = {2: "H", 4: "I", 8: "Q"}
+
+
+def _item_bytes(stored: str) -> int:
+    match = _DTYPE.fullmatch(stored)
+    if match is None:
+        raise SystemExit(f"arrays of {stored} are not read here")
+    return int(match[2] or 8) // 8
+
+
+def _descr(stored: str) -> str:
+    """The name of a data type in the header of a .npy file, in the byte order of this machine."""
+    size, kind = _item_bytes(stored), _KINDS[_DTYPE.sub(r"\1", stored)]
+    return f"{'|' if size == 1 else '<' if sys.byteorder == 'little' else '>'}{kind}{size}"
+
+
+def _elements(path: Path, stored: str) -> bytes:
+    """The elements of a .npy file, row by row."""
+    data = path.read_bytes()
+    if data[: len(NPY)] != NPY:
+        raise SystemExit(f"{path.name} is no .npy file of version 1.0")
+    (length,) = struct.unpack_from("<H", data, len(NPY))
+    start = len(NPY) + 2 + length
+    described = ast.literal_eval(data[len(NPY) + 2 : start].decode("latin-1"))
+    if described["fortran_order"] or described["descr"] != _descr(stored):
+        raise SystemExit(f"{path.name} does not hold {stored} row by row")
+    return data[start:]
+
+
+def _reordered(data: bytes, stored: str, order: str) -> bytes:
+    """Elements between the byte order of this machine and that of the chip."""
+    size = _item_bytes(stored) // (2 if stored.startswith("complex") else 1)
+    if order == ORDERS[sys.byteorder] or size == 1:
+        return data
+    words = array(_WORDS[size])
+    words.frombytes(data)
+    words.byteswap()
+    return words.tobytes()
 
 
 # -- counts
@@ -155,10 +209,9 @@ def _executed(path: Path) -> dict[int, int]:
     """Executions by address; those outside the text under the address 0."""
     if not path.exists():
         raise SystemExit("the emulator wrote no counts: its plug-ins are disabled")
-    data = numpy.fromfile(path, numpy.uint64)
-    pairs = data[1:].reshape(-1, 2)
-    found = {int(address): int(count) for address, count in pairs}
-    return {**found, 0: int(data[0])} if data[0] else found
+    data = array("Q", path.read_bytes())
+    found = dict(zip(data[1::2], data[2::2], strict=True))
+    return {**found, 0: data[0]} if data[0] else found
 
 
 def _by_class(executed: Mapping[int, int], options: argparse.Namespace) -> dict[str, int]:
