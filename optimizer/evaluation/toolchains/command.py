@@ -384,8 +384,15 @@ def _stated_version(program: str | None) -> str:
 def _file_digest(path: Path) -> bytes:
     status = path.stat()
     if status.st_size <= MAX_HASHED:
-        return hashlib.sha256(path.read_bytes()).digest()
+        return _content_digest(path, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
+
+
+@lru_cache(maxsize=256)
+def _content_digest(path: Path, inode: int, modified: int, changed: int) -> bytes:
+    """The digest of a file with this status. Every evaluation needs those of its tools, and an
+    emulator has some 10 MB."""
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
 def _run_limits(signature: Signature, seconds: float) -> CommandLimits:
