@@ -32,6 +32,10 @@ cdll.LoadLibrary("__lib_path__")
 """
 # Candidates for a GPU and those that torch compiles need these; each takes seconds to import.
 OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
+# A first compilation imports these and computes the digests of the files of triton and torch, which
+# are parts of every cache key: half a second of a processor in each runner that compiles.
+FIRST_IMPORTED = ("sympy.physics.units", "sympy.tensor.tensor")
+FIRST_COMPUTED = ("triton_key", "torch_key")
 # Environment variables that change what g++ includes, links or builds.
 DECIDING = {
     *("CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH"),
@@ -67,6 +71,7 @@ def prepare_compiler(folder: str) -> None:
         import_often_needed()
     finally:
         del os.environ["TRITON_INTERPRET"]
+    _prepare_first_compilation()
     # Anything that fails here, such as a missing compiler, fails again in the candidate that needs
     # it, which reports it.
     with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
@@ -77,6 +82,16 @@ def prepare_compiler(folder: str) -> None:
         _detect_vector_instructions(importlib.import_module("torch._inductor.cpu_vec_isa"))
         if own is not None:
             _compile_header(own)
+
+
+def _prepare_first_compilation() -> None:
+    for name in FIRST_IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    codecache: Any = sys.modules.get("torch._inductor.codecache")
+    for name in FIRST_COMPUTED:
+        with contextlib.suppress(Exception):  # other versions of torch may lack it
+            getattr(codecache, name)()
 
 
 def cache_key() -> str:

@@ -109,7 +109,8 @@ def test_cache_needs_landlock(abi: int, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(confine, "landlock_abi", lambda: abi)
     assert compiler_cache() == ""
     folders = []
-    monkeypatch.setattr(inductor, "OFTEN_NEEDED", ())
+    for prepared in ("OFTEN_NEEDED", "FIRST_IMPORTED", "FIRST_COMPUTED"):
+        monkeypatch.setattr(inductor, prepared, ())
     monkeypatch.setattr(
         inductor,
         "_detect_vector_instructions",
