@@ -30,7 +30,7 @@ from retrieval.diagnose.metrics import MAX_NAME, load_metrics, normalise
 from retrieval.diagnose.rules import rules_of
 from retrieval.diagnose.signals import DATA
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
-from retrieval.profiles.counters import counters, growths, is_sweep, rates, sweep
+from retrieval.profiles.counters import counters, counters_of, growths, is_sweep, rates, sweep
 from retrieval.profiles.lexicon import labels
 from retrieval.profiles.profile import Advised, Metric, Profile, time_shares
 from retrieval.profiles.quantities import quantities
@@ -226,11 +226,12 @@ def is_profile(text: str) -> bool:
     try:
         return bool(read_profile(text, loose=False))
     except InvalidRequest:
-        if _known(counters(text, rows=True), ()) or is_sweep(text):
+        numbers = quantities(text)
+        if _known(counters_of(numbers, rows=True), ()) or is_sweep(text):
             return True
         lines = sum(1 for line in text.splitlines() if line.strip())
         known = normalise(
-            _known(counters(text, sentences=False), ())
+            _known(counters_of(numbers, sentences=False), ())
         ).sources  # one states that none is implausible
         return len(known) - 1 >= max(LEAST_COUNTERS, lines / 5)
 

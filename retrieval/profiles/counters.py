@@ -22,8 +22,14 @@ def counters(
     """Every possible name of a counter with its value and unit; the first of a name. With `columns`
     also those of tables with a row for each case, of the row with the largest numbers; with `rows`
     these alone; without `sentences` no numbers of sentences."""
+    return counters_of(quantities(text), columns, rows, sentences)
+
+
+def counters_of(
+    numbers: Sequence[Quantity], columns: bool = True, rows: bool = False, sentences: bool = True
+) -> dict[str, str]:
+    """Like `counters`, of the quantities of a text."""
     found: dict[str, str] = {}
-    numbers = quantities(text)
     for quantity in _leading(numbers, columns):
         if (rows and not quantity.row) or (quantity.words and not sentences):
             continue

@@ -466,7 +466,7 @@ def _rows(text: str, loose: bool) -> Iterator[TableRow]:
     if last is not None:
         yield last
     if not _METRICS.search(text):
-        yield from _of_free(free, text, loose and columns is None)
+        yield from _of_free(free, text, unit, loose and columns is None)
 
 
 _MARKUP = "*`_~≈ "
@@ -886,13 +886,15 @@ def _value(text: str, with_unit: bool) -> float:
     return float(text.replace(",", ""))
 
 
-def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRow]:
+def _of_free(
+    lines: Sequence[_Free], text: str, stated_unit: str, loose: bool
+) -> Iterator[TableRow]:
     """The rows of lines of one form, if these are times or shares."""
     forms: dict[str, list[_Free]] = {}
     for line in lines:
         forms.setdefault(line.form, []).append(line)
     known = any(mark.search(text) for _, mark in _TOOLS)
-    unit = _unit_of_text(text)
+    unit = _unit_of_text(text, stated_unit)
     several = any(len(group) > 1 for group in forms.values())
     lines_of_text = sum(1 for line in text.splitlines() if line.strip())
     for form, group in forms.items():
@@ -906,7 +908,7 @@ def _of_free(lines: Sequence[_Free], text: str, loose: bool) -> Iterator[TableRo
             continue
         if form == "n" and all(_PER_CASE.search(line.name) for line in group):
             continue  # counts
-        stated = len(form) > 2 and "n" in form and _stated_unit(text)
+        stated = len(form) > 2 and "n" in form and stated_unit
         few = not loose or len(group) < LEAST_PART * lines_of_text
         if {*form} <= {"n", "o", "r"} and few and not stated:
             continue  # numbers in a text that is no table
@@ -940,10 +942,10 @@ def _stated_unit(text: str) -> str:
     return written.lower() if written else _LONG.get((found["long"] or "").lower(), "s")
 
 
-def _unit_of_text(text: str) -> float:
+def _unit_of_text(text: str, stated: str) -> float:
     """The unit of times without one, in microseconds: as stated, or nanoseconds as in nsys."""
-    if unit := _stated_unit(text):
-        return UNITS[unit]
+    if stated:
+        return UNITS[stated]
     functions = re.search(r"\b(?:cuda|cu)[A-Z]\w+", text)
     return 1e-3 if functions and not re.search(r"(?<![\w.])0\.\d{4,}", text) else 0.0
 
