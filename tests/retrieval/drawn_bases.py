@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import tomllib
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw
 from ingestion.uploads import FileUpload
 from kb.answers import Answer
 from retrieval.request import RetrieveRequest
-from tests.shared import BUILTIN
+from tests.shared import BUILTIN, place_models
 
 UNRELATED = 20  # documents
 
@@ -26,9 +25,7 @@ class DrawnBase:
 
     def __init__(self, folder: Path, model_cache: Path, knowledge: Path = BUILTIN) -> None:
         self.folder = folder
-        if model_cache.exists():
-            shutil.copytree(model_cache, folder / "data" / "models")
-        settings = read_settings(folder / "data")
+        settings = read_settings(place_models(folder / "data", model_cache))
         self.local = CommandTarget(settings.model_copy(update={"knowledge_dir": knowledge}))
 
     @property
