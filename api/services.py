@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from skills.trajectories.queue import TrajectoryQueue
 
 FOLLOW_SECONDS = 0.5  # between checks whether the catalog has changed
+UPLOAD_SECONDS = 0.1  # the same for uploads in an embedded catalog: a check takes microseconds
 FREE_SECONDS = 10.0  # between returns of memory, which stop all threads for up to a second
 LOADING_SECONDS = 2.0  # the same while the built-in knowledge is loaded
 AWAY_SECONDS, LOOK_SECONDS = 5.0, 20.0  # between checks: while a store is away, otherwise
@@ -507,7 +508,8 @@ class Background:
                 self._note_complete(services.snapshots.current())
                 if self._loaded_before:
                     pool.submit(self._confirm_builtin)
-                worker.run(self._stop)
+                embedded = not services.catalog.on_server
+                worker.run(self._stop, UPLOAD_SECONDS if embedded else FOLLOW_SECONDS)
 
     def _warm(self) -> None:
         services = self._services
