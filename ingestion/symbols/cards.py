@@ -38,6 +38,7 @@ from ingestion.symbols.definitions import (
     speaks_of_language,
     word_set,
 )
+from ingestion.symbols.headers import LANGUAGES, header_definitions, is_guarded, remark_of
 from ingestion.symbols.headings import (
     described_definitions,
     heading_definitions,
@@ -336,7 +337,7 @@ def _prototypes(code: str, language: str, place: Surroundings) -> Iterator[Defin
             number = end
         elif line and not line.startswith(("//", "/*", "*", "#", "template", "extern", "}")):
             others += 1
-        comment = line.strip("/* ") if line.startswith(("//", "/*", "*")) else ""
+        comment = remark_of(line).meaning if line.startswith(("//", "/*", "*")) else ""
         depth += line.count("{") - line.count("}")
         number += 1
     # A list of prototypes without semicolons has no other lines.
@@ -456,6 +457,7 @@ def _in_tables_and_code(
                 own = found.kind == "function" and _PLACEHOLDER.fullmatch(found.name)
                 if not own and not (example and found.name in helpers):
                     yield found
+            yield from header_definitions(element, place)
         before = element.text[-300:] if element.kind in ("text", "caption") else ""
 
 
@@ -539,7 +541,6 @@ def kind_by_shape(name: str, called: bool, leading: bool) -> CardKind:
 MAX_CODE = 2_000_000  # characters of one block
 MAX_PARAMETERS = 1_500
 MOST_HELPERS = 8  # declarations of an example's own functions
-LANGUAGES = frozenset(("", "c", "cpp", "c++", "h", "hpp", "cuda", "hip"))
 _DECLARED = re.compile(
     r"^[ \t]*(?P<before>[A-Za-z_][\w \t*]{0,160}?[\s*])(?P<name>[A-Za-z_]\w*(?:\[\w+\]\w*)*)"
     rf"[ \t]*\((?P<parameters>[^;{{}}()=]{{0,{MAX_PARAMETERS}}})\)(?P<after>[^;{{}}=]{{0,200}});",
@@ -558,7 +559,6 @@ _COMMENT = re.compile(
 )
 _FIELD = re.compile(r"^[\s*]*(?P<label>[A-Z][A-Za-z ]{2,40}):[ \t]*(?P<value>\S[^\n]*)$", re.M)
 _REMARK = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*", re.S | re.M)
-_RULE = re.compile(r"[=*/-]{4,}")
 _ONLY_IF = re.compile(r"\bonly if\b[^\n]*", re.I)
 _PLACEHOLDER = re.compile(r"[a-z]\d*")  # the name of an example's function
 _IS_KERNEL = re.compile(r"__global__|\b__kernel\b")  # of an example
@@ -609,7 +609,7 @@ def helpers_of(sections: Sequence[ParsedSection]) -> set[str]:
     for element in (element for section in sections for element in section.elements):
         code, language = element.text, (element.language or "").lower()
         if element.kind == "code" and language in LANGUAGES and len(code) <= MAX_CODE:
-            declared = list(_DECLARED.finditer(code))
+            declared = [] if is_guarded(code) else list(_DECLARED.finditer(code))
             if declared and len(declared) <= MOST_HELPERS and "{" in code:
                 used = set(re.findall(r"\w+", _REMARK.sub("", _DECLARED.sub("", code))))
                 found |= {match["name"] for match in declared if match["name"] in used}
@@ -654,8 +654,8 @@ def _function(
 ) -> Definition:
     fields = [(f["label"].strip(), f["value"].strip()) for f in _FIELD.finditer(comment)]
     fields = [(label, value) for label, value in fields if name not in value]
-    prose = " ".join(re.sub(r"^[ \t]*(?://+|\*)", "", line) for line in comment.splitlines())
-    meaning = "" if fields else " ".join(_RULE.sub("", prose).split())
+    remark = remark_of(comment)
+    meaning = "" if fields else remark.meaning
     return definition(
         name,
         place.section,
@@ -665,7 +665,7 @@ def _function(
         meaning=meaning or (fields[0][1] if fields else ""),
         limits=limits,
         language=element.language or "",
-        further=[f"{label}: {value}" for label, value in fields],
+        further=[*(f"{label}: {value}" for label, value in fields), *remark.fields],
     )
 
 

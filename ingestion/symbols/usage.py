@@ -37,6 +37,11 @@ _LIMITING = re.compile(
 )
 _FIELD = re.compile(r"^[ \t]*:[A-Za-z][^:\n]{0,40}:(?=\s).*$", re.MULTILINE)
 _TICKED = re.compile(r"`{1,2}([^`\n]{1,120})`{1,2}")
+_DEFINING = re.compile(
+    r"\s*(?:#\s*(?:if|el|undef|define\b[^\n]*\\$)|\}\s*\w+;|[A-Z]\w+(?:\s*=[^,()]*)?,\s*(?:/[/*].*)?$"
+    r"|(?:typedef\s+)?(?:struct|union|enum)\b[^;(]*\{)",
+    re.M,
+)
 _COMMENT = re.compile(r"^\s*(?://|#(?!\w)|/\*|\*|;|--|%%)")
 _BLOCK = re.compile(r"/\*.*?\*/", re.S)
 _MACRO = re.compile(r"^\s*#\s*define\s+(\w+)(?:\(|\s+[A-Za-z_])")
@@ -165,7 +170,7 @@ class CodeLines:
         """A line or a few that use a name, and the language of the block."""
         for name in self._forms(definition.name):
             for _, line, language in self._lines.get(name, ()):
-                if not _is_signature(line, definition.signature):
+                if not _is_signature(line, definition.signature) and not _defines(line, name):
                     return line, language
         return "", ""
 
@@ -186,6 +191,11 @@ def _is_signature(line: str, signature: str) -> bool:
     """Whether a line is only the signature, perhaps with a comment."""
     words, stated = " ".join(line.split()), " ".join(signature.split())
     return bool(stated) and (words.startswith(stated) or stated.startswith(words))
+
+
+def _defines(line: str, name: str) -> bool:
+    """Whether a line of C only defines a macro, a type or a member of an enum."""
+    return _DEFINING.match(line) is not None and name in line
 
 
 def _statement(lines: Sequence[str], number: int) -> str:
