@@ -70,6 +70,9 @@ HOST_WORDS = frozenset(keyword.kwlist) | frozenset(
         "auto", "case", "const", "default", "do", "double", "enum", "extern", "float", "goto",
         "inline", "int", "long", "register", "short", "signed", "sizeof", "static", "struct",
         "switch", "typedef", "union", "void",
+        "constexpr", "delete", "explicit", "friend", "mutable", "namespace", "new", "noexcept",
+        "operator", "override", "private", "protected", "public", "template", "throw", "typename",
+        "using", "virtual", "volatile",
     )
 )  # fmt: skip
 ENOUGH = 2  # passages of the chip's own documents

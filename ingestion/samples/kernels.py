@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ingestion.passages import ParsedSection
 from ingestion.symbols.definitions import FOREIGN_FENCES, HOSTS, word_set
+from ingestion.symbols.headers import computes, is_header
 from ingestion.symbols.names import tokens_in
 from kb.catalog.knowledge.samples import KernelSample
 from kb.catalog.knowledge.symbols import Card
@@ -39,6 +40,7 @@ _TAKES = re.compile(r"\bdef[ \t]+\w+[ \t]*\([ \t\n]*[^)\s]")
 _MARKED_ENTRY = re.compile(
     r"(?:__global__|\b__kernel\b|\[\[kernel\]\]|\bextern \"C\"|\bkernel_entry\b|__aicore__)", re.M
 )
+_KERNEL_MARK = re.compile(r"__global__|\b__kernel\b|\[\[kernel\]\]|__aicore__")
 _FUNCTION = re.compile(
     r"^[ \t]*(?:[A-Za-z_][\w:<>,*&.@\[\]\"() -]{0,160}?[\s*&])?[@%]?(\w++)[ \t]*"
     r"(?:<[^<>\n]{0,80}>)?\([^;{}]{0,1500}\)[^;(){}\n]{0,200}\{",
@@ -117,6 +119,8 @@ def kernels_of(
         for code, fence in _blocks(section):
             if len(code) > MAX_KERNEL or code in seen:
                 continue
+            if _declares(code, fence, names):
+                continue
             symbols = _symbols(code, names, by_last)
             entry = entry_of(code)
             if entry is None or not _is_whole(code, entry, symbols):
@@ -144,6 +148,11 @@ def kernels_of(
     return kernels
 
 
+def _declares(code: str, fence: str, names: Collection[str]) -> bool:
+    """Whether a block is a header of declarations, accessors and helpers, without a kernel."""
+    return is_header(code, fence) and not (_KERNEL_MARK.search(code) or computes(code, names))
+
+
 def _is_own(code: str, entry: KernelEntry, symbols: Sequence[str]) -> bool:
     """Whether a kernel is in the language of the document, not in one that its host embeds too."""
     return (entry.marked or len(symbols) >= _SYMBOLS) and not _OTHER_LANGUAGE.search(code)
@@ -163,7 +172,7 @@ def fragments_of(
     fragments = []
     for number, section in enumerate(sections):
         for code, fence in _blocks(section):
-            if not fence or code in whole:
+            if not fence or code in whole or _declares(code, fence, names):
                 continue
             entry, lack = entry_of(code), ""
             if entry is not None and entry.marked:

@@ -141,6 +141,59 @@ def test_fragments_are_not_kernels(code: str, language: str) -> None:
     assert kernels_in(fenced(code, language)) == []
 
 
+DRIVER = """\
+#ifndef QX_DRIVER_H_
+#define QX_DRIVER_H_
+#ifdef __cplusplus
+extern "C" {
+#endif
+/*! \\brief Kernels and their memory */
+#define QX_CACHED 1
+typedef struct { int opcode; int size; } QxInsn;
+void* qx_alloc(int size);
+void qx_load(void* to, const void* from);
+void qx_store(void* to, const void* from);
+int qx_run(const QxInsn* kernel, int count);
+ACCESSORS
+#ifdef __cplusplus
+}
+#endif
+#endif
+"""
+ACCESSORS = """\
+static inline int qx_read(volatile int* registers) { return registers[QX_CACHED]; }
+static inline void qx_write(volatile int* registers, int value) { registers[QX_CACHED] = value; }
+static inline void qx_show(const int* x) {
+  for (int i = 0; i < 4; i++) qx_printf("%d", x[i]);
+}
+"""
+SCALE = """\
+static inline void scale(float* y, const float* x, int n) {
+  for (int i = 0; i < n; i++) {
+    y[i] = 2 * x[i];
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("language", ["c", "quill"])
+@pytest.mark.parametrize("functions", ["", ACCESSORS])
+def test_headers_of_declarations_are_no_kernels(functions: str, language: str) -> None:
+    header = DRIVER.replace("ACCESSORS", functions)
+    sections = split_sections(parse(header.encode(), "driver.h").elements)
+    cards = cards_of(sections, (language,))
+    kernels = kernels_of(sections, cards, (language,), (language,))
+    assert kernels == [] and len(cards) > 4
+    assert list(fragments_of(sections, cards, kernels, (language,))) == []
+
+
+@pytest.mark.parametrize("functions", [SCALE, SCALE.replace("static inline", "__global__")])
+def test_header_with_a_function_that_computes_is_a_kernel(functions: str) -> None:
+    header = DRIVER.replace("ACCESSORS", functions)
+    sections = split_sections(parse(header.encode(), "driver.h").elements)
+    assert len(kernels_of(sections, cards_of(sections, ("c",)), ("c",), ("c",))) == 1
+
+
 CHISEL = """\
 kernel halve(in0: tensor, out: tensor) {
   let here = tray.reserve(4096);
