@@ -13,7 +13,13 @@ from functools import lru_cache
 from itertools import islice, zip_longest
 
 from ingestion.elements import Element
-from ingestion.symbols.definitions import Definition, Surroundings, definition, word_set
+from ingestion.symbols.definitions import (
+    MAX_OPERANDS,
+    Definition,
+    Surroundings,
+    definition,
+    word_set,
+)
 from ingestion.symbols.names import is_name
 from kb.catalog.knowledge.symbols import CardKind
 
@@ -373,11 +379,15 @@ def _is_number(value: str) -> bool:
 
 def _structs(source: _Source, section: int) -> Iterator[Definition]:
     declared = source.declared
-    for match in _STRUCT.finditer(declared):
+    for match in islice(_STRUCT.finditer(declared), MAX_NAMES):
         close = _closing(declared, match.end())
         end = _STRUCT_END.match(declared, close)
         alias = end["alias"] if end is not None and match["typedef"] else None
-        fields = [] if match["word"] == "class" else [*_fields(source, match.end(), close)]
+        fields = (
+            []
+            if match["word"] == "class"
+            else [*islice(_fields(source, match.end(), close), MAX_OPERANDS)]
+        )
         meaning = remark_of(source.above(match.start())).meaning
         for name in dict.fromkeys(filter(None, (alias, match["name"]))):
             signature = f"typedef {match['word']} {name}" if name == alias else ""
@@ -396,13 +406,17 @@ def _fields(source: _Source, start: int, end: int) -> Iterator[tuple[str, str]]:
     body = source.declared[start:end]
     body = re.sub(r"\{[^{}]*\}", _blank, body)
     body = _ATTRIBUTE.sub(_blank, body)
-    for statement in re.finditer(rf"[^;]{{1,{MAX_STATEMENT}}}(?=;)", body):
-        text = re.sub(r"^\s*(?:public|private|protected)\s*:(?!:)", _blank, statement[0])
+    end = start
+    for part in body.split(";")[:-1]:
+        begin, end = end, end + len(part) + 1
+        if len(part) > MAX_STATEMENT:
+            continue
+        text = re.sub(r"^\s*(?:public|private|protected)\s*:(?!:)", _blank, part)
         match = _FIELD.fullmatch(text.rstrip())
         if match is None or "(" in text or match["type"].split()[0] in ("using", "typedef"):
             continue
-        first = start + statement.start() + len(text) - len(text.lstrip())
-        meaning = source.inside(first, start + statement.end())
+        first = begin + len(text) - len(text.lstrip())
+        meaning = source.inside(first, end - 1)
         written = _line(f"{match['type']}{match['sizes']}")
         if match["bits"]:
             written = f"{written} : {_line(match['bits'])}"
