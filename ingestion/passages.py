@@ -42,6 +42,10 @@ _NUMBERED = re.compile(r"\W*(?:Table|Tab\.) [A-Z]?\d", re.IGNORECASE)
 _TERM = re.compile(r"\s*(?:\*\*|__)[^*\n]{1,80}(?:\*\*|__):?\s*")  # a paragraph in bold type
 _LINE_END = re.compile(r"\n+")
 _WORD_END = re.compile(r"\s+")
+_HEADERS = ("c", "cpp", "cuda")
+_GUARD = re.compile(
+    r"^[ \t]*#[ \t]*(?:pragma[ \t]+once\b|ifndef[ \t]+(\w+)\s+#[ \t]*define[ \t]+\1\s)", re.M
+)
 
 
 CountTokens = Callable[[str], int]
@@ -195,8 +199,34 @@ def _cut_element(section: int, element: Element, fits: Fits) -> Iterator[Passage
         return
     is_code = element.kind == "code"
     limit = MAX_CODE_CHARS if is_code else MAX_CHARS
+    if is_code and element.language in _HEADERS and _GUARD.search(element.text):
+        yield from (replace(base, text=text) for text in _cut_header(element.text, fits))
+        return
     for text in split_text(element.text, limit, by_line=is_code):
         yield replace(base, text=text)
+
+
+def _cut_header(code: str, fits: Fits) -> Iterator[str]:
+    """A C header cut before comments, which stay with the declaration below them."""
+    units: list[str] = []
+    unit, in_comment = "", False
+    for line in code.split("\n"):
+        bare = line.strip()
+        unit += f"{line}\n"
+        begins = bare.startswith(("//", "/*"))
+        in_comment = (in_comment or bare.startswith("/*")) and "*/" not in bare
+        remark = in_comment or begins or bare.endswith("*/")
+        if not (remark or bare.endswith("\\")) or not bare:
+            units.append(unit)
+            unit = ""
+    current = ""
+    for part in [*units, unit]:
+        whole = (current + part).strip("\n")
+        if current and (len(whole) > MAX_CODE_CHARS or not fits(whole)):
+            yield from split_text(current, MAX_CODE_CHARS, by_line=True)
+            current = ""
+        current += part
+    yield from split_text(current, MAX_CODE_CHARS, by_line=True)
 
 
 def _rounded(box: Box) -> dict[str, Any]:

@@ -372,3 +372,15 @@ def test_file_of_one_long_line_is_partial_with_counts(store: Store, name: str) -
     job = store.job(submitted)
     assert job.progress["state"] == "partial"
     assert job.progress["characters_left_out"] == report["characters_left_out"]
+
+
+def test_headers_are_cut_before_comments() -> None:
+    entries = "".join(
+        f"/*! Width of the field {n}\n *  in bits */\n#define QX_FIELD_{n} {n}\n" for n in range(40)
+    )
+    code = f"#ifndef QX_H_\n#define QX_H_\n\n{entries}#endif"
+    section = ParsedSection((), 0, None, (Element("code", code, language="c"),))
+    passages = cut_passages([section], len, 300)
+    assert len(passages) > 8
+    assert all(p.text.startswith(("/*!", "#")) for p in passages)
+    assert not any(p.text.endswith("*/") for p in passages)
