@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -102,11 +103,26 @@ def list_symbols(
     every = cards
     if language:
         cards = [card for card in cards if card.language in ("", language)]
-    if q.strip():
+    name = q.strip()
+    near: tuple[str, ...] = ()
+    if _CODED.fullmatch(name) and not any(_has(card, name) for card in cards):
+        near = nearest_names(name, every, None)
+        cards = [card for card in cards if card.name in near]
+    elif name:
         embed = base.embed if base.dense_ready and len(cards) <= MOST_BY_MEANING else None
         cards = search_symbols(q, cards, embed, limit)
-    near = nearest_names(q.strip(), every, None) if q.strip() and not cards else ()
+        near = () if cards else nearest_names(name, every, None)
     return Symbols(list(cards[:limit]), near)
+
+
+# A name of code, `fmadd.s` or `vld1q`: cards of other names do not answer it by their meaning.
+_CODED = re.compile(r"[A-Za-z_.%@]\S*(?:[._:]|[a-z][A-Z]|[A-Za-z]\d|\d[A-Za-z])\S*")
+
+
+def _has(card: Symbol, name: str) -> bool:
+    """Whether the card has the name, or a part of it from the beginning."""
+    own, asked = card.name.lower(), name.lower()
+    return asked in own or (len(own) > 2 and asked.startswith(own)) or asked in card.signature
 
 
 def symbols_with_words(base: KnowledgeBase, words: str, limit: int) -> list[Symbol]:

@@ -50,7 +50,7 @@ _UNNUMBERED = names(
 _DROPPED = names("toc bibliography indexterm indexterm2")
 # Columns, rows, `+` or `*`, and the style of a cell precede its mark.
 _CELL = re.compile(
-    r"(?:^|(?<=\s))(?:(\d{1,3})?(?:\.(\d{1,3}))?([+*]))?(?:[<^>]?(?:\.[<^>])?)([aehlmsv])?$"
+    r"(?:^|(?<=\s))(?:(\d{1,3})?(?:\.(\d{1,3}))?([+*]))?(?:[<^>]?(?:\.[<^>])?)([adehlmsv])?$"
 )
 _COLUMN = re.compile(r"^(?:(\d{1,3})\*)?[<^>]?(?:\.[<^>])?(?:\d+%?|~)?([adehlmsv])?$")
 _PARTS = re.compile(r"(?:[^,\"]|\"[^\"]*\")+")

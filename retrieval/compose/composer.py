@@ -265,9 +265,11 @@ def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) 
     if request.log:
         offers["errors"] = partial(_errors, material, cards)
     kernel_offer = KernelOffer(snapshot, scope, kernels, [], no_kernel, kept_back)
+    device = _device_offers(snapshot, material, layout)
     if target is None:
-        offers |= _device_offers(snapshot, material, layout)
-        offers["kernels"] = kernel_offer.blocks
+        offers |= device | {"kernels": kernel_offer.blocks}
+    else:
+        offers |= {name: offer for name, offer in device.items() if name == "facts"}
     if task == "write" and target is None:
         offers["symbols"] = partial(_vocabulary, snapshot, material, kernel_offer.shown)
     elif cards:

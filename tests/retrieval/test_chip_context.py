@@ -550,3 +550,23 @@ def test_what_the_chip_lacks_precedes_its_manuals(bases: Bases) -> None:
     part = context.partition("## What this chip lacks or demands")[2].partition("\n## ")[0]
     assert "does not understand masks" in part and "memory of another cluster" in part
     assert "shells" not in part and "Metal" not in part
+
+
+def test_accepted_facts_are_in_contexts_of_the_own_language(bases: Bases) -> None:
+    chip = bases.block.id
+    bases.base.services.registry.add_fact(
+        chip, "l3_size", "48 MiB", document_id=None, locator="a sheet", actor="a person"
+    )
+    for asked in ({"task": "write"}, {"signal": "memory_bound"}, {"query": "how large is the L3"}):
+        context = bases.base.ask(chip, op=OP, max_tokens=6_000, **asked).context
+        assert "l3 size" in context.lower() and "50,331,648" in context
+
+
+def test_unknown_name_of_code_gets_names_like_it_alone(bases: Bases) -> None:
+    services, chip = bases.base.services, bases.assembly.id
+    name = next(s.name for s in list_symbols(services, chip).symbols if len(s.name) > 5)
+    assert list_symbols(services, chip, q=name).symbols[0].name == name
+    near = list_symbols(services, chip, q=f"{name}.q9")
+    assert all(s.name in near.nearest or s.name in name for s in near.symbols)
+    strange = list_symbols(services, chip, q="xq7_zz.w9")
+    assert strange.symbols == [] and strange.nearest == ()

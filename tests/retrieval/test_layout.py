@@ -88,7 +88,7 @@ def test_small_budget_leaves_room_for_situation() -> None:
 def test_first_kernel_in_known_language_gets_names_and_guides() -> None:
     layout = load_layout()
     known = layout.with_tasks(layout.known)
-    assert layout.tasks["write"].blocks[0] == "hardware"
+    assert layout.tasks["write"].blocks[:2] == ("facts", "hardware")
     assert known.tasks["write"].blocks[:2] == ("symbols", "guidance")
     assert known.tasks["repair"].blocks == layout.tasks["repair"].blocks
     assert known.bound("write", "hardware", 5_000, 10_000) == 400

@@ -165,3 +165,10 @@ def test_attribute_bombs_are_bounded() -> None:
     for text in ("|===\n" + "64.64+|x " * 20_000 + "\n|===", "*a " * 100_000, "<<" * 100_000):
         parse_asciidoc(text)
     assert time.process_time() - started < 20
+
+
+def test_style_of_a_cell_is_no_text() -> None:
+    text = "= A\n\n|===\n^d|Name\nd|Reset Value\nh|Head\n\n|a\n|b\n|c\n|===\n"
+    tables = [e.table for e in parse(text.encode(), "a.adoc").elements if e.table is not None]
+    cells = [cell for row in (*tables[0].header, *tables[0].rows) for cell in row]
+    assert cells[:3] == ["Name", "Reset Value", "Head"]
