@@ -1077,3 +1077,10 @@ def test_removed_warp_function_is_called_with_a_mask() -> None:
     assert "Write __shfl_down_sync(mask" in known.remedy
     (newer,) = INDEX.match('k.cu(9): error: identifier "__shfl_down_sync" is undefined')
     assert "newer toolkit" in newer.remedy
+
+
+def test_instruction_of_another_generation_is_no_option_of_the_compiler() -> None:
+    line = "error : Instruction 'wgmma.fence' cannot be compiled for architecture 'sm_80'"
+    (known,) = INDEX.match(f"ptxas gemm.ptx, line 412; {line}")
+    assert known.title == "wgmma.fence does not exist on sm_80"
+    assert "if it is an sm_80, no option brings the instruction" in known.remedy
